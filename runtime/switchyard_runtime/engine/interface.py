@@ -199,10 +199,14 @@ class EmbeddingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """``ready`` is what ``/ping`` needs: loaded, self-tested, thread alive, last decode not overdue, not draining."""
+    """``ready`` is what ``/ping`` needs: loaded, self-tested, thread alive, last decode not overdue, not draining.
+
+    ``dead`` says that it will never be ready again: the process has to end with a status that is not zero.
+    """
 
     ready: bool
     reason: str = ""
+    dead: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
