@@ -1,0 +1,96 @@
+"""``switchyard demo``: from nothing to a printed answer. ``make run`` calls it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.rule import Rule
+from switchyard_runtime.settings import Settings
+
+from switchyard import console, storage
+from switchyard.catalogue import catalogue, example
+from switchyard.client import Client
+from switchyard.commands import chat, decide
+from switchyard.decision_file import parse_json, read_text, request_body
+from switchyard.exit_codes import CommandError
+from switchyard.pull import pull
+from switchyard.server_process import free_port, running_server, tail
+
+GREETING = "Once upon a time, a railway signal"
+
+
+def command(
+    *,
+    model: Annotated[
+        str, typer.Option("--model", envvar="SWITCHYARD_MODEL", help="A name of the catalogue, or a GGUF file.")
+    ] = Settings.model_fields["model"].default,
+    host: Annotated[str, typer.Option("--host", envvar="SWITCHYARD_HOST", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option("--port", envvar="SWITCHYARD_PORT", min=0, max=65535, help="Port; a free one when it is taken."),
+    ] = 8080,
+    once: Annotated[bool, typer.Option("--once", help="Stop after the answers.")] = False,
+) -> None:
+    """Fetch the model, start a server, ask a decision and a chat, and keep serving until Ctrl-C."""
+    entry = catalogue().get(model)
+    if entry is not None:
+        with console.pull_bar(entry.name) as bar:
+            pull(entry, bar)
+    taken = free_port(host, port)
+    if port not in (0, taken):
+        console.note(f"port {port} is taken; using {taken}")
+    url = f"http://{f'[{host}]' if ':' in host else host}:{taken}"
+    log = storage.cache_folder() / "logs" / f"demo-{taken}.log"
+    arguments = ["--model", model, "--host", host, "--port", str(taken)]
+    with ExitStack() as stack:
+        stack.callback(console.note, "the server has stopped")
+        with console.err.status(f"loading {model}") as status:
+
+            def waiting(seconds: float) -> None:
+                status.update(f"loading {model}, {seconds:.0f} s")
+
+            process = stack.enter_context(running_server(arguments, url=url, log=log, waiting=waiting))
+        ask(url)
+        if entry is not None and entry.notice:
+            console.out.print(f"\n{entry.notice}", style="yellow", highlight=False)
+            console.out.print("For real use: switchyard model pull qwen3.5-4b", style="dim", highlight=False)
+        if not once:
+            keep_serving(process, url, log=log)
+
+
+def ask(url: str) -> None:
+    """The example decision and a chat, printed."""
+    path = example("ticket.json")
+    body = request_body(parse_json(read_text(path, None), path.name))
+    with Client(url, timeout_s=120.0) as client:
+        results = client.decide(body)
+        console.out.print(Rule("a decision", align="left"))
+        console.out.print(body["decision"]["state"], highlight=False, markup=False)
+        console.out.print()
+        decide.show(body["decision"], results[0])
+        console.out.print()
+        console.out.print(Rule("a chat", align="left"))
+        console.out.print(f"> {GREETING}", highlight=False, markup=False)
+        chat.say(client, [{"role": "user", "content": GREETING}], {"max_tokens": 48, "temperature": 0})
+
+
+def keep_serving(process: subprocess.Popen[bytes], url: str, *, log: Path) -> None:
+    """Wait for Ctrl-C, or for the server to die.
+
+    Raises:
+        CommandError: The server stopped by itself.
+    """
+    body = "@" + os.path.relpath(example("ticket.json").resolve())
+    console.out.print(Rule("serving", align="left"))
+    console.out.print(f"{url}   log: {log}", highlight=False, markup=False, soft_wrap=True)
+    line = f"curl -H 'Content-Type: application/json' -d {shlex.quote(body)} {url}/invocations"
+    console.out.print(f"Try: {line}", highlight=False, markup=False, soft_wrap=True)
+    console.out.print("Ctrl-C stops it.")
+    code = process.wait()
+    raise CommandError(f"the server stopped by itself with exit code {code}. It said:\n{tail(log)}")
