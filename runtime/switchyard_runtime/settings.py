@@ -37,7 +37,7 @@ class Settings(BaseSettings):
     )
 
     threads: Annotated[int, Field(ge=0, le=1024)] = Field(
-        0, description="Threads for llama.cpp; 0 means the physical cores this process may use, less none."
+        0, description="Threads for llama.cpp; 0 means the physical cores that this process may use."
     )
     gpu_layers: Annotated[int, Field(ge=-1)] = Field(
         0, description="Layers on the GPU, -1 for all. Not 0: refuse to start without a GPU that takes them."
@@ -50,7 +50,10 @@ class Settings(BaseSettings):
     )
     chats: Annotated[int, Field(ge=1, le=254)] = Field(3, description="Chat choices generated at the same time.")
     batch_tokens: Annotated[int, Field(ge=32, le=8192)] = Field(
-        512, description="Tokens in one llama_decode; a waiting decision is delayed by one such chunk of a chat at most."
+        512, description="Tokens in one llama_decode; decisions are cut into decodes of this size."
+    )
+    chat_chunk_tokens: Annotated[int, Field(ge=16, le=8192)] = Field(
+        128, description="Tokens of a chat's prompt in one llama_decode; a decision waits for one such chunk at most."
     )
     flash_attention: Literal["auto", "on", "off"] = Field("auto", description="Flash attention in llama.cpp.")
     reuse_prefixes: bool = Field(True, description="Keep evaluated prefixes between requests.")
@@ -100,6 +103,11 @@ class Settings(BaseSettings):
                 f"set sequences to at least {self.chats + 2}"
             )
         return self
+
+    @property
+    def model_path(self) -> Path:
+        """``model`` as a path. Catalogue names are turned into paths by the operator's command line."""
+        return Path(self.model).expanduser()
 
     @classmethod
     def settings_customise_sources(

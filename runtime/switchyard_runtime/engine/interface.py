@@ -13,6 +13,8 @@ import numpy.typing as npt
 from switchyard_runtime.decision import TokenCounts
 
 Logits = npt.NDArray[np.float32]
+Memory = Literal["dense", "swa", "hybrid", "recurrent"]
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class ModelInfo:
     chat_template: str | None
     bos_text: str
     eos_text: str
-    pooling: Literal["none", "mean", "cls", "last", "rank"]
+    pooling: Pooling
     embedding_size: int
 
 
@@ -57,7 +59,7 @@ class Probe:
         note: Why, when a child died or an answer is worse than expected.
     """
 
-    memory: Literal["dense", "swa", "hybrid", "recurrent"]
+    memory: Memory
     prefix_sharing: bool
     exact: bool
     noise_floor: float
@@ -234,7 +236,9 @@ class Counters:
 class Cancel(Protocol):
     """Stops a generation; safe from any thread, any number of times."""
 
-    def __call__(self) -> None: ...
+    def __call__(self) -> None:
+        """Cancel."""
+        ...
 
 
 class Engine(Protocol):
@@ -245,12 +249,18 @@ class Engine(Protocol):
     """
 
     @property
-    def identity(self) -> EngineIdentity: ...
+    def identity(self) -> EngineIdentity:
+        """The engine's part of every answer's identity."""
+        ...
 
     @property
-    def counters(self) -> Counters: ...
+    def counters(self) -> Counters:
+        """Totals since start."""
+        ...
 
-    def health(self) -> Health: ...
+    def health(self) -> Health:
+        """Whether work can be taken, and why not. Never blocks."""
+        ...
 
     def encode(self, pieces: Sequence[Piece], *, start: bool) -> list[int]:
         """Token ids of ``pieces``; with ``start`` the first token is BOS exactly once, if the model wants one."""
@@ -260,13 +270,17 @@ class Engine(Protocol):
         """The bytes that a token stands for; empty for control tokens."""
         ...
 
-    def submit_score(self, job: ScoreJob) -> Future[list[Score]]: ...
+    def submit_score(self, job: ScoreJob) -> Future[list[Score]]:
+        """One ``Score`` per tail, in order."""
+        ...
 
     def submit_generation(self, job: GenerationJob, on_event: Callable[[Event], None]) -> Cancel:
         """``on_event`` is called on the engine's thread and must return at once."""
         ...
 
-    def submit_embedding(self, job: EmbeddingJob) -> Future[list[Logits]]: ...
+    def submit_embedding(self, job: EmbeddingJob) -> Future[list[Logits]]:
+        """One unit vector of shape ``(embedding_size,)`` per input."""
+        ...
 
     def grammar(self, schema: dict[str, Any] | None) -> str:
         """GBNF for a JSON schema, or for any JSON object when None. Raises ``Problem`` for what cannot be expressed."""

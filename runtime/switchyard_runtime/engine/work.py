@@ -1,0 +1,178 @@
+"""What waits for the engine and what it is working on."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from switchyard_runtime.engine.interface import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    GenerationJob,
+    Logits,
+    TokenLogprob,
+)
+from switchyard_runtime.engine.llama import Sampler, Vocabulary
+from switchyard_runtime.engine.text import Logprob, TextAssembler
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+class CallerLeftError(Exception):
+    """The caller of the running work has left."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket(Generic[Job, Result]):
+    """A queued score or embedding. The future stays cancellable until its result is set."""
+
+    job: Job
+    tokens: int
+    deadline: float
+    future: Future[Result] = field(default_factory=Future)
+    submitted: float = field(default_factory=time.monotonic)
+
+    def resolve(self, result: Result) -> None:
+        """Hand out the result, unless the caller has left."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(result)
+
+    def fail(self, problem: Exception) -> None:
+        """Hand out a problem, unless the caller has left."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(problem)
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """A queued or running generation with its choices."""
+
+    job: GenerationJob
+    on_event: Callable[[Event], None]
+    submitted: float = field(default_factory=time.monotonic)
+    started: float = 0.0
+    prefilled: float = 0.0
+    pending: int = 0
+    evaluated: int = 0
+    generated: int = 0
+    unstarted: int = 0
+    unfinished: int = 0
+    first_logits: Logits | None = None
+    base: int | None = None
+    cancelled: bool = False
+    over: bool = False
+
+    def emit(self, event: Event) -> None:
+        """Tell the caller; a caller that fails is one that has left."""
+        try:
+            self.on_event(event)
+        except Exception:  # whatever it raises, the engine's thread goes on
+            self.cancelled = True
+
+    def fail(self, problem: Exception) -> None:
+        """End with a problem, once."""
+        if not self.over:
+            self.over = True
+            self.emit(Failed(problem))
+
+
+@dataclass(slots=True, eq=False)
+class Prefill:
+    """A prompt on its way into a sequence; ``choice`` starts on it when done, or the generation's base is ready."""
+
+    generation: Generation
+    sequence: int
+    choice: Choice | None
+    position: int = 0
+
+
+class Choice:
+    """One continuation of a prompt: its sampler, its text, its place in a sequence."""
+
+    def __init__(self, generation: Generation, index: int, sequence: int, vocabulary: Vocabulary) -> None:
+        sampling = generation.job.sampling
+        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed + index
+        self.generation = generation
+        self.index = index
+        self.sequence = sequence
+        self.position = len(generation.job.prompt)
+        self.next_token = -1
+        self.generated = 0
+        self._vocabulary = vocabulary
+        self._text = TextAssembler(sampling.stop)
+        self._sampler = Sampler(
+            vocabulary,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=seed,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias=sampling.logit_bias,
+            grammar=sampling.grammar,
+        )
+
+    def take(self, logits: Logits) -> bool:
+        """Choose the next token from ``logits`` and emit its text; True when the choice is finished."""
+        sampling = self.generation.job.sampling
+        token = self._sampler.sample(logits)
+        if self._vocabulary.ends_generation(token):
+            self._finish("stop")
+            return True
+        self.generated += 1
+        self.generation.generated += 1
+        logprob = None
+        if sampling.top_logprobs is not None:
+            logprob = logprobs(logits, token, sampling.top_logprobs, self._vocabulary)
+        self._emit(self._text.add(self._vocabulary.token_bytes(token), logprob))
+        if self._text.stopped:
+            self._finish("stop")
+            return True
+        if self.generated >= sampling.max_tokens:
+            self._finish("length")
+            return True
+        self.next_token = token
+        return False
+
+    def _emit(self, released: tuple[str, tuple[Logprob, ...]]) -> None:
+        text, items = released
+        if text or items:
+            self.generation.emit(Delta(index=self.index, text=text, logprobs=items))
+
+    def _finish(self, reason: str) -> None:
+        self._emit(self._text.finish())
+        stopped = reason == "stop" or self._text.stopped
+        self.generation.emit(
+            Finished(index=self.index, reason="stop" if stopped else "length", generated_tokens=self.generated)
+        )
+
+    def close(self) -> None:
+        """Free the sampler."""
+        with contextlib.suppress(Exception):
+            self._sampler.close()
+
+
+def logprobs(logits: Logits, token: int, top: int, vocabulary: Vocabulary) -> Logprob:
+    """Natural-log probability of ``token`` and of the ``top`` likeliest tokens, likeliest first."""
+    wide = logits.astype(np.float64)
+    wide -= wide.max()
+    wide -= np.log(np.exp(wide).sum())
+    best: list[int] = []
+    if top:
+        best = sorted(map(int, np.argpartition(wide, -top)[-top:]), key=lambda t: (-wide[t], t))
+
+    def entry(t: int) -> TokenLogprob:
+        return TokenLogprob(token_id=t, bytes=vocabulary.token_bytes(t, special=True), logprob=float(wide[t]))
+
+    return entry(token), tuple(map(entry, best))

@@ -1,0 +1,62 @@
+"""From the logits of one position to probabilities of the declared options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+NAME = "letters-raw"
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """Probabilities of the options, and how much of the model's belief they are.
+
+    Attributes:
+        probabilities: Softmax over the slots' logits; sums to 1.
+        logits: The slots' logits, as llama.cpp gave them.
+        slot_mass: Share of the full vocabulary's probability that lies on the slots.
+        entropy: Of ``probabilities``, in nats; 0 for certainty, log(n) for none.
+    """
+
+    probabilities: tuple[float, ...]
+    logits: tuple[float, ...]
+    slot_mass: float
+    entropy: float
+
+
+def read(logits: npt.NDArray[np.floating], slots: Sequence[int]) -> Readout:
+    """Read one decision.
+
+    Args:
+        logits: Over the vocabulary, shape ``(vocabulary,)``.
+        slots: Token ids of the options' slots, in option order, distinct.
+
+    Raises:
+        ValueError: A logit is NaN or plus infinity; llama.cpp gave something that is no answer.
+
+    Examples:
+        >>> read(np.array([0.0, 2.0, 2.0, -1e30]), [1, 2]).probabilities
+        (0.5, 0.5)
+    """
+    wide = logits.astype(np.float64)
+    if np.isnan(wide).any() or np.isposinf(wide).any() or not np.isfinite(wide[list(slots)]).all():
+        raise ValueError("the model's logits are not finite")
+    chosen = wide[list(slots)]
+    weights = np.exp(chosen - chosen.max())
+    probabilities = weights / weights.sum()
+    positive = probabilities[probabilities > 0]
+    return Readout(
+        probabilities=tuple(map(float, probabilities)),
+        logits=tuple(map(float, chosen)),
+        slot_mass=min(1.0, float(np.exp(_log_sum_exp(chosen) - _log_sum_exp(wide)))),
+        entropy=max(0.0, float(-(positive * np.log(positive)).sum())),
+    )
+
+
+def _log_sum_exp(values: npt.NDArray[np.float64]) -> float:
+    top = float(values.max())
+    return top + float(np.log(np.exp(values - top).sum()))
