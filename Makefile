@@ -1,0 +1,40 @@
+# Every task of this repository. The work is done elsewhere: scripts/, switchyard/, pytest.
+PYTHON ?= python3
+BIN := .venv/bin
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check fuzz bench lock docs clean
+
+help: ## Show the tasks
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: ## Make the environment in .venv (fast when nothing changed)
+	@$(PYTHON) scripts/setup_environment.py
+
+run: setup ## Fetch the embedded model, serve it, ask an example decision and a chat
+	@$(BIN)/switchyard demo
+
+test: setup check ## Set up, check, and run the test suite
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+check: setup ## Lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fuzz: setup ## The full version of the checks of which "make test" runs a share
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+bench: setup ## Measure the server's overhead over llama.cpp
+	$(BIN)/python benchmarks/overhead.py
+
+lock: setup ## Resolve the dependencies again and write the lock files
+	$(BIN)/python scripts/lock.py
+
+docs: setup ## Write the generated pages of docs/reference
+	$(BIN)/python scripts/generate_reference.py
+
+clean: ## Remove the environment and caches; downloaded models stay
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,39 @@
+"""Write the two lock files: requirements.txt (everything) and runtime/requirements.txt (what the images carry).
+
+Called by ``make lock``. The second is a subset of the first, version by version.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+UV = "uv==0.13.9"
+COMPILE = [
+    *("-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes"),
+    *("--no-emit-index-url", "--no-emit-find-links", "--custom-compile-command", "make lock"),
+]
+
+
+def main() -> None:
+    """Resolve both, from what is on the package index today."""
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", UV], check=True)  # noqa: S603
+    everything = ROOT / "requirements.txt"
+    _compile("--upgrade", "--all-extras", "pyproject.toml", "--output-file", everything.name)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    # From standard input, because an extra of pyproject.toml would bring the command line's packages along.
+    _compile(
+        *("--constraint", everything.name, "-", "--output-file", "runtime/requirements.txt"),
+        text="\n".join(extras["runtime"]),
+    )
+
+
+def _compile(*arguments: str, text: str | None = None) -> None:
+    subprocess.run([sys.executable, *COMPILE, *arguments], check=True, cwd=ROOT, input=text, text=True)  # noqa: S603
+
+
+if __name__ == "__main__":
+    main()
