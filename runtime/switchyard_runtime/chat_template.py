@@ -22,7 +22,7 @@ from jinja2 import TemplateError
 from switchyard_runtime.engine.interface import Piece
 from switchyard_runtime.errors import Kind, Problem
 from switchyard_runtime.generation import Message
-from switchyard_runtime.template_sandbox import Refusal, TemplateSandbox, WorkLimit
+from switchyard_runtime.template_sandbox import RefusalError, TemplateSandbox, WorkLimitError
 
 MAX_PROMPT_CHARACTERS = 32 << 20
 
@@ -44,7 +44,7 @@ _AFTER = _BEFORE[::-1]
 TEMPLATE_DATE = date(2024, 7, 26)
 
 
-class BadTemplate(ValueError):
+class BadTemplateError(ValueError):
     """The template is not valid Jinja, or does something while compiling that the sandbox forbids."""
 
 
@@ -61,7 +61,7 @@ class ChatTemplate:
         eos_text: Text of the end-of-sequence token.
 
     Raises:
-        BadTemplate: The source does not compile.
+        BadTemplateError: The source does not compile.
     """
 
     def __init__(self, source: str | None, *, bos_text: str, eos_text: str) -> None:
@@ -78,7 +78,7 @@ class ChatTemplate:
         try:
             self._template = self._sandbox.from_string(self._source)
         except Exception as fault:
-            raise BadTemplate(f"the model's chat template does not compile: {_describe(fault)}") from fault
+            raise BadTemplateError(f"the model's chat template does not compile: {_describe(fault)}") from fault
         # A constant of the template, so that equal messages give equal prompts whatever the template does with it.
         # Digits, because they survive a change of case.
         digest = hashlib.sha256(b"placeholder" + self._source.encode("utf-8", "replace")).digest()
@@ -196,9 +196,9 @@ class ChatTemplate:
 
     def _explain(self, fault: Exception, count: int) -> str:
         words = self._placeholder.sub(lambda found: f"(text of message {int(found.group(1))})", _describe(fault))
-        if isinstance(fault, Refusal):
+        if isinstance(fault, RefusalError):
             return f"The model's chat template refuses these messages: {words}"
-        if isinstance(fault, WorkLimit):
+        if isinstance(fault, WorkLimitError):
             return f"The model's chat template cannot render these {count} messages: {words}; send fewer."
         return f"The model's chat template fails on these messages: {words}"
 

@@ -31,7 +31,6 @@ class GenerationRequest:
     """What a chat or completion asks for, in the fields of no particular contract.
 
     Attributes:
-        model: The model the caller names; None or empty when it names none.
         prompt: Messages for the model's chat template, or one text to continue as it is.
         max_tokens: The caller's limit; None for the server's default.
         max_tokens_param: The field that holds that limit, for messages about it.
@@ -41,7 +40,6 @@ class GenerationRequest:
         include_usage: End a stream with a chunk of token counts.
     """
 
-    model: str | None
     prompt: tuple[Message, ...] | str
     max_tokens: int | None = None
     max_tokens_param: str = "max_tokens"
@@ -65,7 +63,6 @@ class GenerationRequest:
 class EmbeddingRequest:
     """Texts to embed; ``dimensions`` is the length the caller expects, None when it expects none."""
 
-    model: str | None
     inputs: tuple[str, ...]
     dimensions: int | None
     base64: bool
@@ -91,10 +88,13 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embeddings:
-    """One L2-normalised vector per input, and the tokens of all inputs together."""
+    """One L2-normalised vector and one prompt hash per input, and the tokens of all inputs together."""
 
     vectors: tuple[tuple[float, ...], ...]
+    prompt_sha256: tuple[str, ...]
     prompt_tokens: int
+    model: str
+    identity: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

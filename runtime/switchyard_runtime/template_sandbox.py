@@ -20,10 +20,11 @@ from datetime import date
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, Undefined, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError, safe_range
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
@@ -34,15 +35,80 @@ _MAX_INTEGER_BITS = 512
 _MAX_INDENT = 64
 
 FILTERS = frozenset(
-    "abs capitalize count d default dictsort e escape first float indent int items join last length list lower map max "
-    "min reject rejectattr replace reverse round safe select selectattr sort string sum title tojson trim unique "
-    "upper".split()
+    [
+        "abs",
+        "capitalize",
+        "count",
+        "d",
+        "default",
+        "dictsort",
+        "e",
+        "escape",
+        "first",
+        "float",
+        "indent",
+        "int",
+        "items",
+        "join",
+        "last",
+        "length",
+        "list",
+        "lower",
+        "map",
+        "max",
+        "min",
+        "reject",
+        "rejectattr",
+        "replace",
+        "reverse",
+        "round",
+        "safe",
+        "select",
+        "selectattr",
+        "sort",
+        "string",
+        "sum",
+        "title",
+        "tojson",
+        "trim",
+        "unique",
+        "upper",
+    ]
 )
 METHODS: dict[type, frozenset[str]] = {
     str: frozenset(
-        "capitalize count endswith find index isalnum isalpha isdigit islower isnumeric isspace isupper join lower "
-        "lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines "
-        "startswith strip title upper".split()
+        [
+            "capitalize",
+            "count",
+            "endswith",
+            "find",
+            "index",
+            "isalnum",
+            "isalpha",
+            "isdigit",
+            "islower",
+            "isnumeric",
+            "isspace",
+            "isupper",
+            "join",
+            "lower",
+            "lstrip",
+            "partition",
+            "removeprefix",
+            "removesuffix",
+            "replace",
+            "rfind",
+            "rindex",
+            "rpartition",
+            "rsplit",
+            "rstrip",
+            "split",
+            "splitlines",
+            "startswith",
+            "strip",
+            "title",
+            "upper",
+        ]
     ),
     dict: frozenset({"copy", "get", "items", "keys", "values"}),
     list: frozenset({"copy", "count", "index"}),
@@ -52,11 +118,11 @@ _DEEP_FILTERS = frozenset({"join", "max", "min", "sort", "string", "sum", "tojso
 _STRFTIME = re.compile(r"(?:[^%]|%-?[A-Za-z%]){0,64}")
 
 
-class Refusal(TemplateError):
+class RefusalError(TemplateError):
     """The template called ``raise_exception``."""
 
 
-class WorkLimit(TemplateError):
+class WorkLimitError(TemplateError):
     """The template used up its allowance."""
 
 
@@ -128,7 +194,7 @@ class _Metering(NodeTransformer):
         return node
 
 
-def _ask(name: str, *arguments: nodes.Expr) -> nodes.Call:
+def _ask(name: str, *arguments: Any) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(name), list(arguments), [], None, None)
 
 
@@ -173,8 +239,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """The text of a template of this environment.
 
         Raises:
-            Refusal: The template itself refuses the messages.
-            WorkLimit: It costs more steps, or writes more characters, than it may.
+            RefusalError: The template itself refuses the messages.
+            WorkLimitError: It costs more steps, or writes more characters, than it may.
             Exception: Whatever else a faulty template raises.
         """
         self.allow()
@@ -183,7 +249,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         for part in template.generate(variables):
             size += len(part)
             if size > MAX_OUTPUT_CHARACTERS:
-                raise WorkLimit(f"it writes more than {MAX_OUTPUT_CHARACTERS} characters")
+                raise WorkLimitError(f"it writes more than {MAX_OUTPUT_CHARACTERS} characters")
             parts.append(part)
         return "".join(parts)
 
@@ -196,7 +262,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         left = getattr(self._allowance, "left", 0) - steps
         self._allowance.left = left
         if left < 0:
-            raise WorkLimit(f"it takes more than {MAX_STEPS} steps")
+            raise WorkLimitError(f"it takes more than {MAX_STEPS} steps")
 
     def loop_over(self, items: Any) -> Any:
         """Charge a loop whose condition runs for items that its body never sees."""
@@ -246,7 +312,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         result = super().call(__context, __obj, *args, **kwargs)
         return self.weigh(result) if __obj is dict else result
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: A002
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ARG002
         """Charge an operator for its result before it is made."""
         if operator == "%" and isinstance(left, str):
             raise SecurityError("a chat template may not format text with '%'")
@@ -370,7 +436,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self.tick()
             yield item
 
-    def _metered_test(self, test: Callable[..., Any]) -> Callable[..., Any]:
+    def _metered_test(self, test: Any) -> Callable[..., Any]:
         @functools.wraps(test)
         def metered(*args: Any) -> Any:
             self.tick()
@@ -409,7 +475,7 @@ def _is_small(value: Any) -> bool:
 
 
 def _raise_exception(message: Any) -> NoReturn:
-    raise Refusal(str(message)[:1000])
+    raise RefusalError(str(message)[:1000])
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
