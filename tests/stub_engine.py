@@ -16,7 +16,6 @@ from string import ascii_uppercase
 from typing import Any, Literal
 
 import numpy as np
-
 from switchyard_runtime.decision import TokenCounts
 from switchyard_runtime.engine.interface import (
     Cancel,
@@ -148,6 +147,7 @@ class StubEngine:
 
     @property
     def counters(self) -> Counters:
+        self._counters.queue_depth = len(self._pending)
         return self._counters
 
     def health(self) -> Health:

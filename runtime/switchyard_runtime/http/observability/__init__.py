@@ -1,0 +1,1 @@
+"""What an operator sees: one log line per request, and the metrics."""

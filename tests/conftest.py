@@ -1,0 +1,81 @@
+"""Fixtures for every room of the tests: the stub engine behind the real application, and a real server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+# Helper modules of the tests (stub_engine, live_server, tiny_models) are imported by name.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from live_server import ServerProcess
+from stub_engine import StubEngine
+from switchyard_runtime.http.app import create_app
+from switchyard_runtime.http.runtime import Runtime, build_services
+from switchyard_runtime.settings import Settings
+
+EMBEDDED_MODEL = "gemma-3-270m"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_settings_from_outside() -> None:
+    """The tests mean the defaults, whatever the developer's shell says."""
+    for name in list(os.environ):
+        if name.startswith("SWITCHYARD_") and name not in (
+            "SWITCHYARD_CACHE",
+            "SWITCHYARD_TEST_MODEL",
+            "SWITCHYARD_FUZZ",
+        ):
+            del os.environ[name]
+
+
+@pytest.fixture
+def settings() -> Settings:
+    """The default settings; a test that needs others makes its own."""
+    return Settings()
+
+
+@pytest.fixture
+def stub_engine(settings: Settings) -> Iterator[StubEngine]:
+    """An engine whose forward pass is a hash."""
+    engine = StubEngine(settings)
+    yield engine
+    engine.close(timeout_s=0)
+
+
+@pytest.fixture
+def stub_app(settings: Settings, stub_engine: StubEngine) -> Starlette:
+    """The real application over the stub engine."""
+    return create_app(Runtime(settings=settings, services=build_services(settings, stub_engine)))
+
+
+@pytest.fixture
+def stub_client(stub_app: Starlette) -> Iterator[TestClient]:
+    """A client of ``stub_app`` in the same process, without sockets."""
+    with TestClient(stub_app, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def gemma() -> Path:
+    """The embedded model's file, fetched into the user's cache when it is not there."""
+    given = os.environ.get("SWITCHYARD_TEST_MODEL")
+    if given:
+        return Path(given)
+    from switchyard.catalogue import find
+    from switchyard.pull import pull
+
+    return pull(find(EMBEDDED_MODEL))
+
+
+@pytest.fixture(scope="session")
+def server(gemma: Path) -> Iterator[ServerProcess]:
+    """A real server process with the embedded model, ready to answer."""
+    with ServerProcess(model=gemma, threads=2).running() as process:
+        yield process
