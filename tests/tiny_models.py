@@ -7,6 +7,7 @@ because llama.cpp ends the whole process on some faults.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import json
 import logging
@@ -18,6 +19,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -155,28 +157,45 @@ def last_logits(path: Path, prompts: Sequence[str], *, timeout_s: float = 60) ->
 
     Control tokens in ``prompts`` are recognised. At most eight prompts of at most 512 tokens.
     """
-    return _in_child("logits", path, prompts, timeout_s)
+    return _array(_in_child("logits", path, prompts, timeout_s))
 
 
 def embeddings(path: Path, texts: Sequence[str], *, timeout_s: float = 60) -> Array:
     """The pooled embedding of each text, shape ``(len(texts), width)``, not normalised; in a child process."""
-    return _in_child("embeddings", path, texts, timeout_s)
+    return _array(_in_child("embeddings", path, texts, timeout_s))
 
 
-def _in_child(what: str, path: Path, texts: Sequence[str], timeout_s: float) -> Array:
-    command = [sys.executable, __file__, what, str(path)]
+class Tokens(NamedTuple):
+    """A text's token ids, and the bytes that the ids stand for."""
+
+    ids: list[int]
+    raw: bytes
+
+
+def tokens(path: Path, texts: Sequence[str], *, special: bool = False, timeout_s: float = 60) -> list[Tokens]:
+    """The tokens of each text without BOS; with ``special``, spelled-out control tokens become those tokens."""
+    found = json.loads(_in_child("special" if special else "text", path, texts, timeout_s))
+    return [Tokens(ids, bytes.fromhex(raw)) for ids, raw in found]
+
+
+def _array(saved: bytes) -> Array:
+    result: Array = np.load(io.BytesIO(saved), allow_pickle=False)
+    return result
+
+
+def _in_child(what: str, path: Path, texts: Sequence[str], timeout_s: float) -> bytes:
     child = subprocess.run(
-        command,
+        [sys.executable, __file__, what, str(path)],
         input=json.dumps(list(texts)).encode(),
         capture_output=True,
         timeout=timeout_s,
         check=False,
+        # Without this an abort first waits for a debugger to print a backtrace.
         env=os.environ | {"GGML_NO_BACKTRACE": "1"},
     )
     if child.returncode != 0:
-        raise RuntimeError(f"decoding {path} ended with {child.returncode}: {child.stderr.decode(errors='replace')}")
-    result: Array = np.load(io.BytesIO(child.stdout), allow_pickle=False)
-    return result
+        raise RuntimeError(f"reading {path} ended with {child.returncode}: {child.stderr.decode(errors='replace')}")
+    return child.stdout
 
 
 def _write(kind: str, path: Path, *, seed: int, split_max_tensors: int) -> None:
@@ -430,50 +449,91 @@ SCORING_KINDS = tuple(kind for kind in KINDS if kind != "llama-embed")
 logging.getLogger("gguf").setLevel(logging.WARNING)
 
 
-def _decode(what: str, path: str, texts: Sequence[str]) -> Array:
+# From here on: the child process.
+
+
+def _load(path: str, *, vocabulary_only: bool) -> Any:
+    import llama_cpp
+
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = 0
+    params.vocab_only = vocabulary_only
+    model = llama_cpp.llama_model_load_from_file(path.encode(), params)
+    if not model:
+        raise RuntimeError(f"llama.cpp does not load {path}")
+    return model
+
+
+def _token_ids(model: Any, text: str, *, bos: bool, special: bool) -> list[int]:
+    import llama_cpp
+
+    raw = text.encode()
+    ids = (llama_cpp.llama_token * (len(raw) + 8))()
+    vocabulary = llama_cpp.llama_model_get_vocab(model)
+    return list(ids[: llama_cpp.llama_tokenize(vocabulary, raw, len(raw), ids, len(ids), bos, special)])
+
+
+def _piece(model: Any, token_id: int) -> bytes:
+    import llama_cpp
+
+    buffer = ctypes.create_string_buffer(64)
+    vocabulary = llama_cpp.llama_model_get_vocab(model)
+    length = llama_cpp.llama_token_to_piece(vocabulary, token_id, buffer, len(buffer), 0, True)
+    return buffer.raw[:length]
+
+
+def _tokenize(path: str, texts: Sequence[str], *, special: bool) -> list[tuple[list[int], str]]:
+    """Ids of each text and, as hex, the bytes that they stand for."""
+    model = _load(path, vocabulary_only=True)
+    each = [_token_ids(model, text, bos=False, special=special) for text in texts]
+    return [(ids, b"".join(_piece(model, token_id) for token_id in ids).hex()) for ids in each]
+
+
+def _decode(path: str, texts: Sequence[str], *, embed: bool) -> Array:
     """Each text on a sequence of its own, each in a decode of its own."""
     import llama_cpp
 
-    model_params = llama_cpp.llama_model_default_params()
-    model_params.n_gpu_layers = 0
-    model = llama_cpp.llama_model_load_from_file(path.encode(), model_params)
-    if not model:
-        raise RuntimeError(f"llama.cpp does not load {path}")
-    context_params = llama_cpp.llama_context_default_params()
-    context_params.n_ctx, context_params.n_batch, context_params.n_ubatch = 8 * 512, 512, 512
-    context_params.n_seq_max, context_params.kv_unified = 8, False
-    context_params.n_threads = context_params.n_threads_batch = 1
-    context_params.embeddings = what == "embeddings"
-    context = llama_cpp.llama_init_from_model(model, context_params)
+    model = _load(path, vocabulary_only=False)
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch = 8 * 512, 512, 512
+    params.n_seq_max, params.kv_unified = 8, False
+    params.n_threads = params.n_threads_batch = 1
+    params.embeddings = embed
+    context = llama_cpp.llama_init_from_model(model, params)
     if not context:
         raise RuntimeError(f"llama.cpp makes no context for {path}")
-    vocabulary = llama_cpp.llama_model_get_vocab(model)
     results = []
     for sequence, text in enumerate(texts):
-        raw = text.encode()
-        tokens = (llama_cpp.llama_token * (len(raw) + 8))()
-        count = llama_cpp.llama_tokenize(vocabulary, raw, len(raw), tokens, len(tokens), True, True)
-        batch = llama_cpp.llama_batch_init(count, 0, 1)
-        batch.n_tokens = count
-        for position in range(count):
-            batch.token[position], batch.pos[position] = tokens[position], position
+        ids = _token_ids(model, text, bos=True, special=True)
+        batch = llama_cpp.llama_batch_init(len(ids), 0, 1)
+        batch.n_tokens = len(ids)
+        for position, token_id in enumerate(ids):
+            batch.token[position], batch.pos[position] = token_id, position
             batch.n_seq_id[position], batch.seq_id[position][0] = 1, sequence
-            batch.logits[position] = what == "embeddings" or position == count - 1
+            batch.logits[position] = embed or position == len(ids) - 1
         status = llama_cpp.llama_decode(context, batch)
         if status != 0:
-            raise RuntimeError(f"llama_decode of {count} tokens returned {status}")
-        if what == "embeddings":
+            raise RuntimeError(f"llama_decode of {len(ids)} tokens returned {status}")
+        if embed:
             pointer = llama_cpp.llama_get_embeddings_seq(context, sequence)
             width = llama_cpp.llama_model_n_embd(model)
         else:
-            pointer = llama_cpp.llama_get_logits_ith(context, count - 1)
-            width = llama_cpp.llama_vocab_n_tokens(vocabulary)
+            pointer = llama_cpp.llama_get_logits_ith(context, len(ids) - 1)
+            width = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         if not pointer:
-            raise RuntimeError(f"{path} gives no {what}")
+            raise RuntimeError(f"{path} gives no {'embeddings' if embed else 'logits'}")
         results.append(np.ctypeslib.as_array(pointer, shape=(width,)).copy())
         llama_cpp.llama_batch_free(batch)
     return np.stack(results)
 
 
+def _main(what: str, path: str) -> None:
+    texts = json.load(sys.stdin)
+    if what in ("text", "special"):
+        json.dump(_tokenize(path, texts, special=what == "special"), sys.stdout)
+    else:
+        np.save(sys.stdout.buffer, _decode(path, texts, embed=what == "embeddings"), allow_pickle=False)
+
+
 if __name__ == "__main__":
-    np.save(sys.stdout.buffer, _decode(sys.argv[1], sys.argv[2], json.load(sys.stdin)), allow_pickle=False)
+    _main(sys.argv[1], sys.argv[2])
