@@ -82,10 +82,7 @@ def install(wanted: dict[str, str | None], *, rebuild: bool) -> int:
     try:
         import ensurepip  # noqa: F401
     except ImportError:
-        version = "%d.%d" % sys.version_info[:2]
-        return refuse(
-            "This Python has no venv module.", "On Debian and Ubuntu: apt-get install python" + version + "-venv"
-        )
+        return refuse("This Python has no venv module.", "On Debian and Ubuntu: apt-get install python3-venv")
     if not compiler_found() and not binding_installed():
         return refuse(
             "A C++ compiler is needed to build llama.cpp, and there is none.",
@@ -97,10 +94,15 @@ def install(wanted: dict[str, str | None], *, rebuild: bool) -> int:
         say("creating .venv with Python " + sys.version.split()[0])
         run([sys.executable, "-m", "venv", "--clear", VENV])
     environment = dict(os.environ, CMAKE_ARGS=str(wanted["cmake_args"]), PIP_DISABLE_PIP_VERSION_CHECK="1")
-    if rebuild or not binding_installed():
+    building = rebuild or not binding_installed()
+    if building:
         say("installing; llama.cpp is built from source, which takes about five minutes on two cores, once")
         say("its build options: CMAKE_ARGS='" + str(wanted["cmake_args"]) + "'")
+    else:
+        say("updating .venv")
     pip = [PYTHON, "-m", "pip", "install", "--no-input", "--progress-bar", "on" if sys.stdout.isatty() else "off"]
+    if not building:
+        pip.append("--quiet")
     if rebuild:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as only:
             only.write(locked(BINDING))

@@ -89,7 +89,7 @@ def download(
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type((_TransientError, httpx.TransportError)),
         stop=_Stop(part),
-        wait=wait or tenacity.wait_exponential_jitter(initial=0.5, max=15),
+        wait=wait or tenacity.wait_exponential_jitter(multiplier=0.5, max=15),
         reraise=True,
     )
     resumed = part.exists() and part.stat().st_size > 0
@@ -159,7 +159,7 @@ def _fetch(client: httpx.Client, url: str, part: Path, size: int | None, report:
             file.truncate(done)
             file.seek(done)
             report(done, total)
-            for block in response.iter_raw(BLOCK):
+            for block in response.iter_raw():
                 file.write(block)
                 digest.update(block)
                 done += len(block)

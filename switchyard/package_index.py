@@ -65,7 +65,7 @@ def _get(client: httpx.Client, page: str) -> httpx.Response:
         retry=tenacity.retry_if_exception_type(httpx.TransportError)
         | tenacity.retry_if_result(lambda response: response.status_code in RETRIED_STATUSES),
         stop=tenacity.stop_after_attempt(4),
-        wait=tenacity.wait_exponential_jitter(initial=0.3, max=5),
+        wait=tenacity.wait_exponential_jitter(multiplier=0.3, max=5),
         reraise=True,
         retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
     )
