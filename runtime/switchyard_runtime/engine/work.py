@@ -12,8 +12,10 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from switchyard_runtime.decision import TokenCounts
 from switchyard_runtime.engine.interface import (
     Delta,
+    Done,
     Event,
     Failed,
     Finished,
@@ -78,6 +80,20 @@ class Generation:
             self.on_event(event)
         except Exception:  # whatever it raises, the engine's thread goes on
             self.cancelled = True
+
+    def done(self) -> None:
+        """Report the end of the last choice."""
+        self.over = True
+        prompt = len(self.job.prompt)
+        self.emit(
+            Done(
+                tokens=TokenCounts(prompt=prompt, evaluated=min(self.evaluated, prompt), reused=0),
+                generated_tokens=self.generated,
+                queue_ms=(self.started - self.submitted) * 1000,
+                prefill_ms=(self.prefilled - self.started) * 1000,
+                generate_ms=(time.monotonic() - self.prefilled) * 1000,
+            )
+        )
 
     def fail(self, problem: Exception) -> None:
         """End with a problem, once."""
