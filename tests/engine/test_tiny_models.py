@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import llama_child
 import numpy as np
 import pytest
 import tiny_models
@@ -31,7 +32,7 @@ def test_the_same_seed_gives_the_same_bytes(model: tuple[str, Path], tmp_path: P
 
 @pytest.mark.parametrize("kind", tiny_models.SCORING_KINDS)
 def test_llama_cpp_decodes_it_and_the_logits_depend_on_the_prompt(kind: str, tmp_path: Path) -> None:
-    red, blue, red_again, unusual = tiny_models.last_logits(tiny_models.write(kind, tmp_path / "model.gguf"), PROMPTS)
+    red, blue, red_again, unusual = llama_child.last_logits(tiny_models.write(kind, tmp_path / "model.gguf"), PROMPTS)
     for logits in (red, blue, unusual):
         assert np.isfinite(logits).all()
         assert 0.5 < logits.std() < 10
@@ -43,7 +44,7 @@ def test_llama_cpp_decodes_it_and_the_logits_depend_on_the_prompt(kind: str, tmp
 @pytest.mark.parametrize("kind", tiny_models.EMBEDDING_KINDS)
 def test_a_pooling_model_gives_embeddings(kind: str, tmp_path: Path) -> None:
     path = tiny_models.write(kind, tmp_path / "model.gguf")
-    red, blue, red_again, _ = tiny_models.embeddings(path, PROMPTS)
+    red, blue, red_again, _ = llama_child.embeddings(path, PROMPTS)
     assert red.shape == (64,)
     assert np.isfinite(red).all()
     assert np.abs(red - blue).max() > 0.01
@@ -53,18 +54,18 @@ def test_a_pooling_model_gives_embeddings(kind: str, tmp_path: Path) -> None:
 def test_a_model_without_pooling_gives_no_embeddings(tmp_path: Path) -> None:
     path = tiny_models.write("llama", tmp_path / "model.gguf")
     with pytest.raises(RuntimeError, match="gives no embeddings"):
-        tiny_models.embeddings(path, PROMPTS)
+        llama_child.embeddings(path, PROMPTS)
 
 
 def test_a_split_model_decodes_like_the_whole(tmp_path: Path) -> None:
-    whole = tiny_models.last_logits(tiny_models.write("llama", tmp_path / "whole.gguf"), PROMPTS)
+    whole = llama_child.last_logits(tiny_models.write("llama", tmp_path / "whole.gguf"), PROMPTS)
     first = tiny_models.write_split("llama", tmp_path)[0]
-    assert (tiny_models.last_logits(first, PROMPTS) == whole).all()
+    assert (llama_child.last_logits(first, PROMPTS) == whole).all()
 
 
 def test_a_broken_file_ends_the_child_and_not_the_test(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="does not load"):
-        tiny_models.last_logits(tiny_models.write_truncated(tmp_path / "broken.gguf"), PROMPTS)
+        llama_child.last_logits(tiny_models.write_truncated(tmp_path / "broken.gguf"), PROMPTS)
 
 
 def test_every_kind_has_slots_for_all_labels_in_one_token_each(model: tuple[str, Path]) -> None:
@@ -72,7 +73,7 @@ def test_every_kind_has_slots_for_all_labels_in_one_token_each(model: tuple[str,
     # A space before a label belongs to the label's token.
     leads = {"Answer:\n": "Answer:\n", "Answer:": "Answer: "}
     texts = [text for before, lead in leads.items() for text in (before, *(lead + x for x in tiny_models.LABELS))]
-    found = tiny_models.tokens(path, texts)
+    found = llama_child.tokens(path, texts)
     for start in (0, len(texts) // 2):
         before, *labelled = found[start : start + len(texts) // 2]
         assert all(label.ids[:-1] == before.ids for label in labelled)
@@ -83,13 +84,13 @@ def test_every_kind_tokenizes_any_text_without_loss(model: tuple[str, Path]) -> 
     kind, path = model
     texts = ["漢字 ‰ 🎉\n\t", "\u202eعربى", "\x01\x7f", "ordinary text, 123.", "ABC DEF  the question"]
     prefix = " " if kind == "llama-space-prefix" else ""
-    assert [found.raw.decode() for found in tiny_models.tokens(path, texts)] == [prefix + text for text in texts]
+    assert [found.raw.decode() for found in llama_child.tokens(path, texts)] == [prefix + text for text in texts]
 
 
 def test_spelled_out_control_tokens_are_text_unless_asked_for(model: tuple[str, Path]) -> None:
     _, path = model
-    plain = tiny_models.tokens(path, tiny_models.CONTROL_TOKENS)
-    special = tiny_models.tokens(path, tiny_models.CONTROL_TOKENS, special=True)
+    plain = llama_child.tokens(path, tiny_models.CONTROL_TOKENS)
+    special = llama_child.tokens(path, tiny_models.CONTROL_TOKENS, special=True)
     assert [len(found.ids) for found in special] == [1] * len(tiny_models.CONTROL_TOKENS)
     control = {found.ids[0] for found in special}
     assert len(control) == len(tiny_models.CONTROL_TOKENS)
