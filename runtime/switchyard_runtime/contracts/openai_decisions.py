@@ -29,7 +29,6 @@ shared, not partitioned) and the mode ``explicit`` (implicit reuse cannot be swi
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
@@ -58,6 +57,7 @@ from switchyard_runtime.contracts.answer_details import (
 from switchyard_runtime.contracts.limits import Limits
 from switchyard_runtime.contracts.text import labelled, render
 from switchyard_runtime.contracts.validation import (
+    Checking,
     NonEmpty,
     Path,
     Strict,
@@ -87,7 +87,8 @@ _UNIONS: tuple[Path, ...] = (
     ("questions", ..., "instructions"),
     ("questions", ..., "instructions", ...),
 )
-_LINE_BREAK = re.compile("(\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])")
+# What a reader may take for the end of a line: those of str.splitlines().
+_LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 
 def _text_or_parts(value: Any) -> str | None:
@@ -391,7 +392,7 @@ def decode(body: Any, *, limits: Limits) -> Decoded:
         Problem: ``INVALID`` (or ``UNSUPPORTED`` for images and cache keys); names the field.
     """
     try:
-        parsed = Request.model_validate(body, context=limits)
+        parsed = Request.model_validate(body, context=Checking(limits))
     except ValidationError as error:
         raise from_pydantic(error, unions=_UNIONS) from None
     if not isinstance(parsed.input, str):
@@ -478,7 +479,9 @@ def _headed(title: str, fields: dict[str, str | None], content: str) -> str:
 
 
 def _indented(text: str) -> str:
-    return _LINE_BREAK.sub(r"\1  ", text)
+    for line_break in _LINE_BREAKS:
+        text = text.replace(line_break, line_break + "  ")
+    return text.replace("\r  \n", "\r\n")
 
 
 def _content(content: str | Sequence[Any]) -> str:

@@ -18,6 +18,7 @@ from switchyard_runtime.contracts.answer_details import ModelIdentity, argmax, t
 from switchyard_runtime.contracts.limits import Limits
 from switchyard_runtime.contracts.text import labelled, render
 from switchyard_runtime.contracts.validation import (
+    Checking,
     FilledContent,
     NonEmpty,
     Strict,
@@ -105,12 +106,12 @@ def decode(body: Any, *, limits: Limits) -> Decoded:
     if ("decision" in body) == ("decisions" in body):
         found = "both are" if "decision" in body else "neither is"
         raise invalid((), f"exactly one of 'decision' and 'decisions' is needed; {found} present")
-    _refuse_registered(body)
+    _refuse_registered(body, limits)
     try:
         if "decision" in body:
-            decisions = [Single.model_validate(body, context=limits).decision]
+            decisions = [Single.model_validate(body, context=Checking(limits)).decision]
         else:
-            decisions = Several.model_validate(body, context=limits).decisions
+            decisions = Several.model_validate(body, context=Checking(limits)).decisions
     except ValidationError as error:
         raise from_pydantic(error) from None
     _refuse_different_states(decisions)
@@ -139,19 +140,22 @@ def error(problem: Problem) -> tuple[int, dict[str, Any]]:
     return semif_error(problem)
 
 
-def _refuse_registered(body: dict[str, Any]) -> None:
+def _refuse_registered(body: dict[str, Any], limits: Limits) -> None:
     several = body.get("decisions")
-    places: list[tuple[tuple[str | int, ...], Any]] = [(("decision",), body.get("decision"))]
     if isinstance(several, list):
-        places += [(("decisions", index), item) for index, item in enumerate(several)]
-    for place, item in places:
-        if isinstance(item, dict) and "use" in item:
-            raise invalid(
-                (*place, "use"),
-                f"no decision named {quote(item['use'])} is registered on this server; "
-                "send 'id', 'state', 'question' and 'options' instead",
-                "not_registered",
-            )
+        for index, item in enumerate(several[: limits.max_questions]):
+            _refuse_use(item, ("decisions", index, "use"))
+    _refuse_use(body.get("decision"), ("decision", "use"))
+
+
+def _refuse_use(item: Any, place: tuple[str | int, ...]) -> None:
+    if isinstance(item, dict) and "use" in item:
+        raise invalid(
+            place,
+            f"no decision named {quote(item['use'])} is registered on this server; "
+            "send 'id', 'state', 'question' and 'options' instead",
+            "not_registered",
+        )
 
 
 def _refuse_different_states(decisions: list[DecisionModel]) -> None:

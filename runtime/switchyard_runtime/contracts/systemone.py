@@ -24,6 +24,7 @@ from switchyard_runtime.contracts.answer_details import (
 from switchyard_runtime.contracts.limits import Limits
 from switchyard_runtime.contracts.text import labelled, render
 from switchyard_runtime.contracts.validation import (
+    Checking,
     Content,
     Lenient,
     MaybeContent,
@@ -146,7 +147,7 @@ def decode(body: Any, *, limits: Limits) -> Decoded:
         Problem: ``INVALID`` (or ``UNSUPPORTED`` for media), with a fault for every field that is wrong.
     """
     try:
-        parsed = Request.model_validate(body, context=limits)
+        parsed = Request.model_validate(body, context=Checking(limits))
     except ValidationError as error:
         raise from_pydantic(error, unions=_UNIONS) from None
     questions = parsed.questions

@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from types import EllipsisType
 from typing import Annotated, Any
 
@@ -32,6 +33,7 @@ from switchyard_runtime.errors import Detail, Kind, Problem
 
 SHOWN = 80
 MAX_DETAILS = 100
+MAX_FAULTS = 1000
 _MAX_MESSAGE = 400
 _MAX_UNKNOWN_FIELDS = 32
 _UNSUPPORTED = "unsupported"
@@ -185,6 +187,31 @@ def _capped(message: str) -> str:
     return message if len(message) <= _MAX_MESSAGE else message[:_MAX_MESSAGE] + "…"
 
 
+@dataclass(slots=True)
+class Checking:
+    """What decoders hand to pydantic as its context: the server's limits, and a count of faults.
+
+    pydantic gathers every fault, which for a hostile body takes seconds; after ``MAX_FAULTS`` of the kinds that a body
+    can repeat without bound, checking ends with a Problem.
+    """
+
+    limits: Limits
+    faults: int = 0
+
+
+def _limits(info: ValidationInfo) -> Limits:
+    return info.context.limits if isinstance(info.context, Checking) else Limits()
+
+
+def _count_faults(info: ValidationInfo, number: int) -> None:
+    if isinstance(info.context, Checking):
+        info.context.faults += number
+        if info.context.faults > MAX_FAULTS:
+            raise invalid(
+                (), f"more than {MAX_FAULTS} fields are wrong or unknown; checking ended there", "too_many_faults"
+            )
+
+
 class Strict(BaseModel):
     """A part of a request: nothing is converted, and an unknown field is a fault."""
 
@@ -192,10 +219,12 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _few_unknown_fields(cls, value: Any) -> Any:
+    def _few_unknown_fields(cls, value: Any, info: ValidationInfo) -> Any:
         # Each unknown field is one fault, and a body has room for hundreds of thousands.
         if isinstance(value, dict) and cls.model_config.get("extra") == "forbid":
             excess = len(value) - len(cls.model_fields)
+            if excess > 0:
+                _count_faults(info, min(excess, _MAX_UNKNOWN_FIELDS))
             if excess > _MAX_UNKNOWN_FIELDS:
                 known = ", ".join(cls.model_fields)
                 raise fault("extra_forbidden", f"has at least {excess} unknown fields; the fields are {known}")
@@ -212,11 +241,12 @@ NonEmpty = Annotated[StrictStr, StringConstraints(min_length=1)]
 """A string of at least one character."""
 
 
-def _content(*, null: bool, empty: bool) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
+def _content(*, null: bool, empty: bool) -> Callable[[Any, ValidationInfo], Any]:
+    def check(value: Any, info: ValidationInfo) -> Any:
         if value is None and null:
             return value
         if not isinstance(value, str | dict | list):
+            _count_faults(info, 1)
             allowed = "a string, an object, an array or null" if null else "a string, an object or an array"
             raise fault("content_type", f"must be {allowed}; got {quote(value)}")
         if not empty and not value:
@@ -249,11 +279,6 @@ MaybeContent = Annotated[
 """A string, an object, an array or null."""
 
 
-def limits_of(info: ValidationInfo) -> Limits:
-    """The server's limits, which decoders hand to pydantic as its context."""
-    return info.context if isinstance(info.context, Limits) else Limits()
-
-
 def sized(
     container: type[list[Any]] | type[dict[str, Any]],
     noun: str,
@@ -274,7 +299,7 @@ def sized(
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, container):
-            most = high(limits_of(info))
+            most = high(_limits(info))
             if len(value) < low:
                 wanted = f"at least {low}" if setting else f"{low} to {most}"
                 raise fault("too_short", f"{count(len(value), noun)}; {wanted} must be given")

@@ -1,0 +1,66 @@
+"""Which contract a body of ``/invocations`` is taken for."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import typing
+
+import pytest
+from switchyard_runtime.contracts.dispatch import Shape, shape
+from switchyard_runtime.errors import Kind, Problem
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"decision": {}}, "semif"),
+        ({"decisions": []}, "semif"),
+        ({"decision": None, "decisions": None}, "semif"),
+        ({"state": "", "questions": {}}, "systemone"),
+        ({"state": "", "questions": {}, "input": "ignored, as System One ignores what it does not know"}, "systemone"),
+        ({"input": "", "questions": []}, "openai_decisions"),
+        ({"questions": []}, "openai_decisions"),
+        ({"messages": None}, "chat"),
+        ({"messages": [], "model": "m", "stream": True}, "chat"),
+        ({"prompt": ""}, "completions"),
+        ({"input": ["a"]}, "embeddings"),
+    ],
+)
+def test_one_shape(body: dict[str, object], name: str) -> None:
+    assert shape(body) == name
+
+
+@pytest.mark.parametrize("name", ["semif", "systemone", "openai_decisions"])
+def test_a_shape_is_the_name_of_its_module(name: str) -> None:
+    assert name in typing.get_args(Shape)
+    module = importlib.import_module(f"switchyard_runtime.contracts.{name}")
+    assert name == module.NAME
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "the fields are: none"),
+        ({"state": "x", "model": "m"}, "'state', 'model'"),
+        pytest.param({"k" * 1000: 1}, "k" * 80 + "…", id="long name"),
+        ({str(i): i for i in range(100)}, "'7', …"),
+        ({"messages": [], "prompt": ""}, "'messages', 'prompt'"),
+        ({"decision": {}, "questions": {}}, "'decision', 'questions'"),
+        ({"decisions": [], "input": ""}, "'decisions', 'input'"),
+        ({"questions": "which?"}, 'must be an object (System One) or an array (OpenAI Decisions); got "which?"'),
+        ({"questions": None}, "got null"),
+        ([], "an array with 0 items"),
+        ("decision", 'got "decision"'),
+        (None, "got null"),
+        pytest.param(10**4000, "digits", id="huge"),
+    ],
+)
+def test_none_or_several(body: object, said: str) -> None:
+    with pytest.raises(Problem) as caught:
+        shape(body)
+    assert caught.value.kind is Kind.UNKNOWN_SHAPE
+    assert said in caught.value.message
+    for field in ("decision", "decisions", "questions", "messages", "prompt", "input"):
+        assert f"'{field}': " in caught.value.message
+    assert len(json.dumps(caught.value.message)) < 1500
