@@ -34,82 +34,19 @@ _CHARACTERS_PER_STEP_BITS = 6
 _MAX_INTEGER_BITS = 512
 _MAX_INDENT = 64
 
-FILTERS = frozenset(
-    [
-        "abs",
-        "capitalize",
-        "count",
-        "d",
-        "default",
-        "dictsort",
-        "e",
-        "escape",
-        "first",
-        "float",
-        "indent",
-        "int",
-        "items",
-        "join",
-        "last",
-        "length",
-        "list",
-        "lower",
-        "map",
-        "max",
-        "min",
-        "reject",
-        "rejectattr",
-        "replace",
-        "reverse",
-        "round",
-        "safe",
-        "select",
-        "selectattr",
-        "sort",
-        "string",
-        "sum",
-        "title",
-        "tojson",
-        "trim",
-        "unique",
-        "upper",
-    ]
-)
+_FILTERS = """
+    abs capitalize count d default dictsort e escape first float indent int items join last length list
+    lower map max min reject rejectattr replace reverse round safe select selectattr sort string sum
+    title tojson trim unique upper
+"""
+FILTERS = frozenset(_FILTERS.split())
+_TEXT_METHODS = """
+    capitalize count endswith find index isalnum isalpha isdigit islower isnumeric isspace isupper join
+    lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split
+    splitlines startswith strip title upper
+"""
 METHODS: dict[type, frozenset[str]] = {
-    str: frozenset(
-        [
-            "capitalize",
-            "count",
-            "endswith",
-            "find",
-            "index",
-            "isalnum",
-            "isalpha",
-            "isdigit",
-            "islower",
-            "isnumeric",
-            "isspace",
-            "isupper",
-            "join",
-            "lower",
-            "lstrip",
-            "partition",
-            "removeprefix",
-            "removesuffix",
-            "replace",
-            "rfind",
-            "rindex",
-            "rpartition",
-            "rsplit",
-            "rstrip",
-            "split",
-            "splitlines",
-            "startswith",
-            "strip",
-            "title",
-            "upper",
-        ]
-    ),
+    str: frozenset(_TEXT_METHODS.split()),
     dict: frozenset({"copy", "get", "items", "keys", "values"}),
     list: frozenset({"copy", "count", "index"}),
     tuple: frozenset({"count", "index"}),

@@ -13,7 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictInt, StrictStr
 
 from switchyard_runtime.contracts.openai_text import (
+    LIST,
     MAX_INT32,
+    TEXT,
+    TEXT_OR_LIST,
     UNIONS,
     NotSupported,
     SamplingFields,
@@ -43,7 +46,9 @@ class TextPart(Strict):
     text: StrictStr
 
 
-Content = StrictStr | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+Content = Annotated[
+    Annotated[StrictStr, TEXT] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), LIST], TEXT_OR_LIST
+]
 
 
 class PromptMessage(Strict):

@@ -7,6 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictInt
 
 from switchyard_runtime.contracts.openai_text import (
+    LIST,
+    TEXT,
+    TEXT_OR_LIST,
     UNIONS,
     NotSupported,
     SamplingFields,
@@ -32,9 +35,9 @@ error = openai_error
 class Request(SamplingFields):
     """The body of a completion."""
 
-    prompt: NonEmpty | Annotated[list[NonEmpty], Field(min_length=1, max_length=1)] = Field(
-        description="The text to continue, or a list of that one text."
-    )
+    prompt: Annotated[
+        Annotated[NonEmpty, TEXT] | Annotated[list[NonEmpty], Field(min_length=1, max_length=1), LIST], TEXT_OR_LIST
+    ] = Field(description="The text to continue, or a list of that one text.")
     logprobs: Annotated[StrictInt, Field(ge=0, le=5)] | None = Field(
         None, description="Report each token's log probability, and this many likeliest tokens beside it."
     )
@@ -160,13 +163,11 @@ def _logprobs(tokens: TokenLogprobs, *, offset: int) -> tuple[dict[str, Any] | N
         offsets.append(offset)
         # Continuation bytes belong to a character that an earlier token began.
         offset += sum(byte & 0xC0 != 0x80 for byte in chosen.bytes)
-    top = [
-        {token_text(token): finite(token.logprob) for token in (chosen, *others)} if others else None
-        for chosen, others in tokens
-    ]
+    wanted = any(others for _, others in tokens)
+    top = [{token_text(token): finite(token.logprob) for token in (chosen, *others)} for chosen, others in tokens]
     return {
         "tokens": texts,
         "token_logprobs": [finite(chosen.logprob) for chosen, _ in tokens],
-        "top_logprobs": top if any(top) else None,
+        "top_logprobs": top if wanted else None,
         "text_offset": offsets,
     }, offset

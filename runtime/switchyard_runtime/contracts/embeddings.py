@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictInt, StrictStr
 
-from switchyard_runtime.contracts.openai_text import MAX_INT32, parse, unsupported
+from switchyard_runtime.contracts.openai_text import LIST, MAX_INT32, TEXT, TEXT_OR_LIST, parse, unsupported
 from switchyard_runtime.contracts.validation import NonEmpty, Path, Strict
 from switchyard_runtime.errors import openai_error
 from switchyard_runtime.generation import EmbeddingRequest, Embeddings
@@ -22,9 +22,11 @@ error = openai_error
 class Request(Strict):
     """The body of an embeddings request. Null is the same as absent."""
 
-    input: NonEmpty | Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)] = Field(
-        description="One text, or up to 2048."
-    )
+    input: Annotated[
+        Annotated[NonEmpty, TEXT]
+        | Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), LIST],
+        TEXT_OR_LIST,
+    ] = Field(description="One text, or up to 2048.")
     model: StrictStr | None = Field(
         None, description="Accepted whatever it says: a server has one model and reports its real id."
     )

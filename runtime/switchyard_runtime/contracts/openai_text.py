@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import Discriminator, Field, StrictFloat, StrictInt, StrictStr, Tag, ValidationError
 
 from switchyard_runtime.contracts.validation import NonEmpty, Path, Strict, from_pydantic, invalid, quote, shorten
 from switchyard_runtime.engine.interface import Done, TokenLogprob
@@ -25,6 +25,11 @@ SSE_DONE = b"data: [DONE]\n\n"
 SSE_MEDIA_TYPE = "text/event-stream"
 
 NotSupported = Annotated[None, Field(description="Not supported: null or absent.")]
+
+TEXT = Tag("text")
+LIST = Tag("list")
+TEXT_OR_LIST = Discriminator(lambda value: "list" if isinstance(value, list) else "text")
+"""Of the two branches of a union: so that an error is about the one that was meant."""
 
 _Model = TypeVar("_Model", bound=Strict)
 
@@ -57,9 +62,13 @@ class SamplingFields(Strict):
     seed: Annotated[StrictInt, Field(ge=0, le=MAX_SEED)] | None = Field(
         None, description="The same seed gives the same answer to the same request."
     )
-    stop: NonEmpty | Annotated[list[NonEmpty], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
-        None, description="Text, or up to 4 texts, at which the answer ends; it is not part of the answer."
-    )
+    stop: (
+        Annotated[
+            Annotated[NonEmpty, TEXT] | Annotated[list[NonEmpty], Field(max_length=MAX_STOP_STRINGS), LIST],
+            TEXT_OR_LIST,
+        ]
+        | None
+    ) = Field(None, description="Text, or up to 4 texts, at which the answer ends; it is not part of the answer.")
     presence_penalty: Annotated[StrictFloat, Field(ge=-2, le=2)] | None = Field(
         None, description="Subtracted from the logit of a token that was already generated; default 0."
     )

@@ -114,11 +114,12 @@ class Generation:
             self._cancel()
 
     def cancel(self) -> None:
-        """Stop the job, if it still runs. On the event loop's thread only."""
+        """Stop the job, if it still runs; whoever waits for its next event gets a ``Problem``. Event loop only."""
         self._guard.cancel()
         if not self._over:
             self._over = True
             self._cancel()
+            self._queue.put_nowait(Failed(Problem(Kind.INTERNAL, "The answer was stopped before it was complete.")))
 
     async def ready(self) -> None:
         """Wait for the first event, so that a job that fails while waiting can still be answered with a status.
