@@ -34,10 +34,13 @@ PLAIN_TEMPLATE = (
 )
 PLAIN_STOP_STRINGS = ("\nUser:", "\nSystem:", "\nAssistant:", "\nTool:")
 
-# White space laid around each placeholder. What is left of it shows what the template trims: nothing left, all white
-# space; a part left, only the characters of the missing part. The em space marks it, because no template writes one.
-_BEFORE = "\n \u2003"
+# White space laid around each placeholder, outermost first before it and last after it. What is left of it shows what
+# the template trims: nothing left, all white space; whole groups missing, their characters. The groups are too long for
+# a template's own white space to pass for one, and they end at an em space, which none writes.
+_GROUPS = ("\n" * 7, " " * 7, "\u2003")
+_BEFORE = "".join(_GROUPS)
 _AFTER = _BEFORE[::-1]
+_WINDOW = len(_BEFORE.replace("\n", "\\n"))
 
 # The fixed answer of strftime_now: the date that Llama 3 templates themselves fall back to. A clock would make equal
 # requests give different prompts.
@@ -174,8 +177,10 @@ class ChatTemplate:
             index = int(found.group(1))
             if index >= len(turns):
                 continue
-            start, left, quoted_before = _left_over(text[max(position, found.start() - 8) : found.start()], before=True)
-            end, right, quoted_after = _left_over(text[found.end() : found.end() + 8], before=False)
+            start, left, quoted_before = _left_over(
+                text[max(position, found.start() - _WINDOW) : found.start()], before=True
+            )
+            end, right, quoted_after = _left_over(text[found.end() : found.end() + _WINDOW], before=False)
             content = _trim(turns[index].content, left=left, right=right)
             if quoted_before or quoted_after:
                 content = json.dumps(content, ensure_ascii=False)[1:-1]
@@ -230,16 +235,15 @@ def _left_over(text: str, *, before: bool) -> tuple[int, str | None, bool]:
         How many characters of it are there; the characters that were trimmed (None for all white space, empty for
         nothing trimmed); whether it is quoted as JSON.
     """
-    mark = _BEFORE if before else _AFTER
-    for quoted in (True, False):
-        for cut in range(len(mark)):
-            rest = mark[cut:] if before else mark[: len(mark) - cut]
-            gone = mark[:cut] if before else mark[len(mark) - cut :]
-            written = rest.replace("\n", "\\n") if quoted else rest
-            if quoted and written == rest:
-                continue
+    for missing in range(len(_GROUPS)):
+        rest = "".join(_GROUPS[missing:])
+        gone = "".join(group[0] for group in _GROUPS[:missing])
+        if not before:
+            rest = rest[::-1]
+        quoted = rest.replace("\n", "\\n")
+        for written in dict.fromkeys((quoted, rest)):
             if text.endswith(written) if before else text.startswith(written):
-                return len(written), gone, quoted
+                return len(written), gone, written != rest
     return 0, None, False
 
 

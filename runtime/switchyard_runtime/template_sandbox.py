@@ -2,9 +2,9 @@
 
 Jinja's own immutable sandbox keeps a template away from Python's internals. This one also bounds what a template may
 cost. Every loop pass, call, filter, concatenation and literal is charged to an allowance of ``MAX_STEPS`` steps before
-it is carried out; texts cost a step per 64 characters, lists a step per item. So the time of a render is bounded, and
-its memory by roughly 64 bytes per step. Filters, methods and globals are those that chat templates use; everything
-else, files and other templates included, does not exist.
+it is carried out; texts cost a step per 64 characters, lists a step per 4 items. So the time of a render is bounded,
+and its memory by about 64 characters or 4 list items per step. Filters, methods and globals are those that chat
+templates use; everything else, files and other templates included, does not exist.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_STEPS = 1_000_000
+MAX_STEPS = 500_000
 MAX_OUTPUT_CHARACTERS = 8 << 20
 _CHARACTERS_PER_STEP_BITS = 6
 _MAX_INTEGER_BITS = 512
 _MAX_INDENT = 64
+_MACRO_STEPS = 8  # a macro call takes about as long as eight loop passes
 
 _FILTERS = """
     abs capitalize count d default dictsort e escape first float indent int items join last length list
@@ -232,7 +233,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self = __self
         if isinstance(__obj, types.MethodType) and __obj.__self__ is self:
             return __obj(*args)
-        self.tick(1 + sum(map(_cost, args)))
+        self.tick((_MACRO_STEPS if isinstance(__obj, Macro) else 1) + sum(map(_cost, args)))
         if isinstance(__obj, types.BuiltinMethodType):
             self._check_method(__obj, args)
             result = __obj(*args, **{k: v for k, v in kwargs.items() if not k.startswith("_")})

@@ -178,9 +178,13 @@ def test_trimming_is_the_templates(expression: str, expected: str) -> None:
     ]
 
 
-def test_trimming_does_not_eat_the_templates_own_white_space() -> None:
-    pieces = template("{{ '\n \t ' }}{{ messages[0].content | trim }}{{ ' \t \n' }}").render([Message("user", " x ")])
-    assert pieces == [Piece("\n \t ", control=True), Piece("x"), Piece(" \t \n", control=True)]
+@pytest.mark.parametrize("own", ["\n", "\n\n", " ", "  \n ", "\n ", "\n \t "])
+@pytest.mark.parametrize("characters", ["", "'\\n'", "'\\n '"])
+def test_trimming_does_not_eat_the_templates_own_white_space(own: str, characters: str) -> None:
+    source = f"{{{{ {own!r} ~ messages[0].content.strip({characters}) ~ {own!r} }}}}"
+    pieces = template(source).render([Message("user", "\n x \n")])
+    expected = " x " if characters == "'\\n'" else "x"
+    assert pieces == [Piece(own, control=True), Piece(expected), Piece(own, control=True)]
 
 
 def test_json_quoting_is_reproduced() -> None:
