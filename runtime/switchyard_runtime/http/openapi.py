@@ -84,7 +84,13 @@ def document(settings: Settings) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": {**_request_schemas(settings), **ERRORS, **DECISIONS, **GENERATION, **OPERATIONS},
-            "headers": {"RequestId": {"description": "Names this request in the server's log.", "schema": TEXT}},
+            "headers": {
+                "RequestId": {
+                    "description": "Names this request in the server's log.",
+                    "required": True,
+                    "schema": TEXT,
+                }
+            },
         },
     }
 
@@ -255,14 +261,23 @@ def _apply_limits(schemas: dict[str, Schema], settings: Settings) -> None:
     schemas["SemifSeveral"]["properties"]["decisions"]["maxItems"] = most
     schemas["SystemOneRequest"]["properties"]["questions"]["maxProperties"] = most
     schemas["OpenAIDecisionsRequest"]["properties"]["questions"]["maxItems"] = min(most, 400)
+    for holder in _having(schemas, "patternProperties"):
+        # pydantic says what keys of the pattern hold, and not that there are no others.
+        holder.setdefault("additionalProperties", False)
+    for holder in _find([schemas["ChatRequest"], schemas["CompletionsRequest"]], "maximum", 128):
+        holder["maximum"] = settings.max_choices
 
 
 def _find(value: Any, key: str, expected: int) -> Iterable[dict[str, Any]]:
+    return (holder for holder in _having(value, key) if holder[key] == expected)
+
+
+def _having(value: Any, key: str) -> Iterable[dict[str, Any]]:
     if isinstance(value, dict):
-        if value.get(key) == expected:
+        if key in value:
             yield value
         for inner in value.values():
-            yield from _find(inner, key, expected)
+            yield from _having(inner, key)
     elif isinstance(value, list):
         for inner in value:
-            yield from _find(inner, key, expected)
+            yield from _having(inner, key)

@@ -26,7 +26,7 @@ READING_S = 30.0
 
 
 def generating(codec: ModuleType) -> Handler:
-    """A handler for a codec: ``NAME``, ``decode``, ``encode``, ``error`` and ``Chunks`` of a module of ``contracts``."""
+    """A handler for ``codec``, a module of ``contracts`` that has ``Chunks`` for streams."""
 
     async def handle(request: Request, body: Any) -> Response:
         record = record_of(request)

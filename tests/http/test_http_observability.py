@@ -1,0 +1,183 @@
+"""Logs and metrics: what they say, and what they never say."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+from stub_engine import StubEngine
+from switchyard_runtime.errors import Kind, Problem
+from switchyard_runtime.http.app import create_app
+from switchyard_runtime.http.observability.logs import make_log
+from switchyard_runtime.http.runtime import Runtime, build_services
+from switchyard_runtime.settings import Settings
+
+SECRET = "Zebra-4711-secret"
+
+
+class Observed:
+    """An application whose log is kept in memory."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.stream = io.StringIO()
+        self.engine = StubEngine()
+        wanted = Settings(**settings)
+        self.runtime = Runtime(settings=wanted, services=build_services(wanted, self.engine))
+        app = create_app(self.runtime, log=make_log(wanted, self.stream))
+        self.client = TestClient(app, raise_server_exceptions=False)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.stream.getvalue().splitlines()]
+
+    def samples(self) -> dict[tuple[str, ...], float]:
+        """Metrics by name and sorted label values."""
+        text = self.client.get("/metrics").text
+        return {
+            (sample.name, *sorted(sample.labels.values())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+def observed() -> Observed:
+    return Observed()
+
+
+def with_secret(body: Any) -> Any:
+    """Every text of ``body`` replaced, where it is the caller's own."""
+    text = json.dumps(body)
+    for own in ("The parcel is late.", "hello", "Which team?"):
+        text = text.replace(own, SECRET)
+    return json.loads(text)
+
+
+def secret_requests(decision: Any, systemone: Any, chat: Any) -> list[tuple[str, bytes, dict[str, str]]]:
+    """Good, bad and broken requests that carry the secret in every place a caller controls."""
+    bodies = [
+        ("/invocations", with_secret(decision)),
+        ("/v1/systemone", with_secret(systemone)),
+        ("/v1/chat/completions", with_secret(chat)),
+        ("/v1/chat/completions", {**with_secret(chat), "stream": True}),
+        ("/v1/completions", {"prompt": SECRET, "max_tokens": 2}),
+        ("/v1/embeddings", {"input": SECRET}),
+        ("/invocations", {SECRET: SECRET}),
+        ("/invocations", {"decision": {SECRET: 1}}),
+        ("/v1/systemone", {"state": SECRET, "questions": {SECRET: {"type": SECRET}}}),
+        ("/v1/chat/completions", {"messages": SECRET, SECRET: SECRET}),
+        (f"/v1/{SECRET}", {}),
+        (f"/ping?{SECRET}", {}),
+    ]
+    headers = {"content-type": "application/json", "x-request-id": SECRET, "user-agent": SECRET}
+    sent = [(path, json.dumps(body).encode(), headers) for path, body in bodies]
+    sent.append(("/invocations", f'{{"a": "{SECRET}'.encode(), headers))
+    sent.append(("/invocations", SECRET.encode(), {**headers, "content-type": SECRET}))
+    attributes = {"X-Amzn-SageMaker-Custom-Attributes": f"tenant={SECRET}"}
+    sent.append(("/invocations", b"{}", {**headers, **attributes}))
+    return sent
+
+
+def test_no_text_of_a_caller_reaches_the_log_or_the_metrics(
+    observed: Observed, decision: Any, systemone: Any, chat: Any
+) -> None:
+    sent = secret_requests(decision, systemone, chat)
+    for path, content, headers in sent:
+        observed.client.post(path, content=content, headers=headers)
+    observed.client.request(SECRET.upper(), "/ping")
+    assert len(observed.lines()) == len(sent) + 1
+    assert SECRET.lower() not in observed.stream.getvalue().lower()
+    assert SECRET.lower() not in observed.client.get("/metrics").text.lower()
+
+
+def test_an_exception_is_logged_with_its_place_and_without_its_text(observed: Observed, decision: Any) -> None:
+    def fail(request: object) -> None:
+        raise KeyError(SECRET)
+
+    observed.runtime.services.decisions.decide = fail  # type: ignore[union-attr,method-assign,assignment]
+    assert observed.client.post("/invocations", json=decision).status_code == 500
+    error, request = observed.lines()
+    assert (error["level"], error["exception"]) == ("error", "KeyError")
+    assert "test_http_observability.py" in error["traceback"][-1]
+    assert (request["status"], request["outcome"]) == (500, "internal")
+    assert error["request_id"] == request["request_id"]
+    assert SECRET not in observed.stream.getvalue()
+
+
+def test_raw_text_is_logged_only_when_the_settings_ask_for_it(decision: Any) -> None:
+    observed = Observed(log_raw_text=True)
+    observed.client.post("/invocations", json=with_secret(decision))
+    assert SECRET in observed.lines()[0]["raw_body"]
+
+
+def test_a_decisions_line_says_what_happened(observed: Observed, decision: Any) -> None:
+    body = {"decisions": [{**decision["decision"], "id": str(number)} for number in range(3)]}
+    response = observed.client.post("/invocations", json=body)
+    (line,) = observed.lines()
+    results = response.json()["results"]
+    assert line["request_id"] == response.headers["x-request-id"]
+    assert {key: line[key] for key in ("level", "route", "contract", "method", "status", "outcome")} == {
+        "level": "info", "route": "/invocations", "contract": "semif", "method": "POST", "status": 200, "outcome": "ok",
+    }  # fmt: skip
+    assert line["prompt_sha256"] == [result["prompt_sha256"] for result in results]
+    assert line["tokens"]["prompt"] == sum(result["tokens"]["prompt"] for result in results)
+    assert line["tokens"]["evaluated"] == sum(result["tokens"]["evaluated"] for result in results)
+    assert line["tokens"]["reused"] > 0
+    assert line["model_sha256"] == "5" * 12
+    assert line["duration_ms"] > 0
+    assert "queue_ms" in line
+    assert "engine_ms" in line
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chats_line_counts_its_tokens(observed: Observed, chat: Any, stream: bool) -> None:
+    observed.client.post("/v1/chat/completions", json={**chat, "stream": stream})
+    (line,) = observed.lines()
+    assert line["tokens"]["generated"] == observed.engine.counters.generated_tokens > 0
+    assert len(line["prompt_sha256"]) == 1
+    assert line["outcome"] == "ok"
+
+
+def test_outcomes_are_the_kinds_of_problems(observed: Observed, decision: Any) -> None:
+    observed.client.post("/invocations", json={})
+    observed.client.get("/nowhere")
+    observed.engine.refuse_with = Problem(Kind.BUSY, "busy", retry_after_ms=1)
+    observed.client.post("/invocations", json=decision)
+    assert [line["outcome"] for line in observed.lines()] == ["unknown_shape", "not_found", "busy"]
+    assert [line["route"] for line in observed.lines()] == ["/invocations", "unmatched", "/invocations"]
+
+
+def test_metrics_count_requests_and_the_engines_work(observed: Observed, decision: Any) -> None:
+    observed.client.post("/invocations", json=decision)
+    observed.client.post("/invocations", json={})
+    samples = observed.samples()
+    assert samples["switchyard_http_requests_total", "/invocations", "200", "ok", "semif"] == 1
+    assert samples["switchyard_http_requests_total", "/invocations", "400", "none", "unknown_shape"] == 1
+    assert samples["switchyard_http_request_duration_seconds_count", "/invocations", "semif"] == 1
+    assert samples["switchyard_queue_seconds_count", "semif"] == 1
+    assert samples[("switchyard_engine_decoded_tokens_total",)] == observed.engine.counters.decoded_tokens > 0
+    assert samples[("switchyard_engine_queue_depth",)] == 0
+    assert samples[("switchyard_ready",)] == 1
+    assert any(key[0] == "switchyard_identity_info" and "5" * 64 in key for key in samples)
+
+
+def test_callers_cannot_make_time_series(observed: Observed) -> None:
+    observed.client.get("/nowhere")
+    before = len(observed.samples())
+    after_first_scrape = len(observed.samples())
+    for number in range(50):
+        observed.client.get(f"/nowhere/{number}")
+        observed.client.request(f"METHOD{number}", f"/v1/chat/completions/{number}")
+    assert len(observed.samples()) == after_first_scrape
+    assert before <= after_first_scrape
+
+
+def test_two_applications_share_no_metrics(observed: Observed, decision: Any) -> None:
+    other = Observed()
+    other.client.post("/invocations", json=decision)
+    counted = ("switchyard_http_requests_total", "/invocations", "200", "ok", "semif")
+    assert counted in other.samples()
+    assert counted not in observed.samples()
