@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 
-from switchyard.catalogue import CatalogueEntry, find
+from switchyard.catalogue import CatalogueEntry, catalogue, find
 from switchyard.exit_codes import CommandError, ExitCode
 
 BLOCK = 1 << 20
@@ -127,8 +127,6 @@ def resolve(model: str, advance: Advance = lambda _: None) -> tuple[Path, str | 
     Raises:
         CommandError: A catalogue model that is missing or not the pinned file, or neither a name nor a path.
     """
-    from switchyard.catalogue import catalogue
-
     if model in catalogue():
         entry = find(model)
         if state(entry) is State.VERIFIED:

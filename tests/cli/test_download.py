@@ -138,7 +138,7 @@ def test_content_that_is_not_the_pinned_one_is_thrown_away(fetch, web):
 
 def test_a_full_disk_is_told_beforehand_with_both_numbers(fetch, monkeypatch):
     monkeypatch.setattr(storage.shutil, "disk_usage", lambda _path: SimpleNamespace(free=1_000))
-    with pytest.raises(CommandError, match="96 kB are needed.*1 kB are free"):
+    with pytest.raises(CommandError, match=r"96 kB are needed.*1 kB are free"):
         fetch()
 
 
@@ -163,5 +163,5 @@ def test_nobody_listens(fetch, web, tmp_path):
 
 def test_a_certificate_file_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setenv("PIP_CERT", "/nowhere/ca.pem")
-    with pytest.raises(CommandError, match="/nowhere/ca.pem"):
+    with pytest.raises(CommandError, match=r"/nowhere/ca\.pem"):
         http_client()

@@ -1,0 +1,76 @@
+"""A decision from a file, from flags, or from both; what is missing is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from switchyard.decision_file import parse_json, parse_option, request_body
+from switchyard.exit_codes import CommandError, ExitCode
+
+DECISION = {"id": "d", "state": "s", "question": "q", "options": [{"id": "a"}, {"id": "b"}]}
+
+
+@pytest.mark.parametrize("document", [DECISION, {"decision": DECISION}])
+def test_one_decision(document):
+    assert request_body(document) == {"decision": DECISION}
+
+
+@pytest.mark.parametrize("document", [[DECISION, DECISION], {"decisions": [DECISION, DECISION]}])
+def test_several_decisions(document):
+    assert request_body(document) == {"decisions": [DECISION, DECISION]}
+
+
+def test_flags_alone_are_enough():
+    body = request_body(None, state="s", question="q", options=["a=An a", "b", "c=x=y", "d="])
+    assert body["decision"] == {
+        "id": "decision",
+        "state": "s",
+        "question": "q",
+        "options": [
+            {"id": "a", "description": "An a"},
+            {"id": "b"},
+            {"id": "c", "description": "x=y"},
+            {"id": "d", "description": ""},
+        ],
+    }
+
+
+def test_a_flag_wins_over_the_file():
+    assert request_body(DECISION, state={"x": 1})["decision"]["state"] == {"x": 1}
+
+
+def test_decisions_without_ids_get_some():
+    without = {k: v for k, v in DECISION.items() if k != "id"}
+    assert [d["id"] for d in request_body([without, without])["decisions"]] == ["decision-1", "decision-2"]
+
+
+def test_a_registered_decision_needs_no_options():
+    assert request_body({"use": "route@3", "state": "s"})["decision"]["use"] == "route@3"
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        (None, "lacks state and question and options"),
+        ({**DECISION, "question": ""}, "lacks question"),
+        ([], "a decision (an object) or a list"),
+        ("text", "a decision (an object) or a list"),
+        ({"decision": DECISION, "decisions": []}, "one of 'decision' and 'decisions'"),
+    ],
+)
+def test_what_is_missing_is_named(document, told):
+    with pytest.raises(CommandError) as caught:
+        request_body(document)
+    assert caught.value.code is ExitCode.USAGE
+    assert told in caught.value.message
+
+
+def test_an_option_without_an_id_is_refused():
+    with pytest.raises(CommandError, match="has no id"):
+        parse_option("=text")
+
+
+@pytest.mark.parametrize("text", ["{", "NaN", '{"a": 1, "a": 2}', "[" * 100_000])
+def test_json_is_read_strictly(text):
+    with pytest.raises(CommandError, match=r"x\.json is not JSON"):
+        parse_json(text, "x.json")
