@@ -432,6 +432,8 @@ class LlamaEngine:
         self._scorer.drop((head,))
         if not np.isfinite(first.logits).all():
             raise LlamaError("the self-test's logits are not finite: the model file is damaged or not supported")
+        if first.logits.min() == first.logits.max():
+            raise LlamaError("the self-test's logits are all equal: the model gives embeddings, not next tokens")
         if self._identity.probe.exact and not np.array_equal(first.logits, second.logits):
             raise LlamaError("the self-test gave two different answers to one prompt")
         self._meter.counters = Counters()

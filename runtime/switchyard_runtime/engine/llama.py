@@ -335,6 +335,7 @@ class Context:
         params.n_threads = params.n_threads_batch = shape.threads
         params.flash_attn_type = FLASH_ATTENTION[shape.flash_attention]
         params.kv_unified = False
+        params.swa_full = False  # cells outside the window are never used again: no sequence is ever cut back
         params.no_perf = True
         embeds = shape.pooling != "none"
         params.embeddings = embeds

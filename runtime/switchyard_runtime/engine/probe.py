@@ -7,6 +7,7 @@ JSON line after each stage; whatever it managed to print before it died counts.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -142,7 +143,10 @@ def run(
     asked = {"path": str(path), "gpu_layers": gpu_layers, "shape": asdict(shape)}
     command = [sys.executable, "-m", "switchyard_runtime.engine.probe", json.dumps(asked)]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)  # noqa: S603 - our own module
+        environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # an abort would start a debugger first
+        done = subprocess.run(  # noqa: S603 - our own module
+            command, capture_output=True, timeout=timeout_s, check=False, env=environment
+        )
         output, died = done.stdout, "" if done.returncode == 0 else f"exit status {done.returncode}"
     except subprocess.TimeoutExpired as late:
         output, died = late.stdout or b"", f"no answer within {timeout_s:.0f} s"
