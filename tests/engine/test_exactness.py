@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_models
 
+import tiny_models
 from switchyard_runtime.engine.core import LlamaEngine
 from switchyard_runtime.engine.interface import (
     Done,

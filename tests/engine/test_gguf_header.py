@@ -8,9 +8,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import tiny_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import tiny_models
 from switchyard_runtime.engine.gguf_header import (
     MAX_ARRAY_STRINGS,
     MAX_HEADER_BYTES,

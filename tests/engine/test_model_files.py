@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 import tiny_models
 from switchyard_runtime.engine import gguf_header, model_files
 from switchyard_runtime.engine.model_files import ModelFileError, resolve, sha256

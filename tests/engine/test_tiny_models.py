@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import llama_child
 import numpy as np
 import pytest
+
+import llama_child
 import tiny_models
 
 PROMPTS = (

@@ -1,0 +1,122 @@
+"""Starting: what cannot work is refused with a sentence that names the file and what to do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tiny_models
+from switchyard_runtime.engine import llama, start
+from switchyard_runtime.engine.start import EngineStartError, start_engine
+from switchyard_runtime.settings import load_settings
+
+
+def refusal(model: Path, **changes: object) -> str:
+    with pytest.raises(EngineStartError) as caught:
+        start_engine(load_settings(model=str(model), threads=1, **changes))
+    return str(caught.value)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return tiny_models.write("llama", tmp_path / "model.gguf")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert "nowhere.gguf" in refusal(tmp_path / "nowhere.gguf")
+
+
+def test_a_truncated_file_is_named_with_both_sizes(tmp_path: Path) -> None:
+    path = tiny_models.write_truncated(tmp_path / "short.gguf")
+    message = refusal(path)
+    assert "short.gguf" in message
+    assert str(path.stat().st_size) in message.replace(",", "")
+
+
+def test_a_foreign_file_is_named(tmp_path: Path) -> None:
+    assert "foreign.gguf" in refusal(tiny_models.write_bad_magic(tmp_path / "foreign.gguf"))
+
+
+def test_a_projector_alone_is_refused(tmp_path: Path) -> None:
+    assert "mmproj.gguf" in refusal(tiny_models.write_projector(tmp_path / "mmproj.gguf"))
+
+
+def test_a_projector_beside_the_model_is_left_alone(model: Path) -> None:
+    tiny_models.write_projector(model.parent / "a-mmproj.gguf")
+    engine = start_engine(load_settings(model=str(model.parent), threads=1, probe=False))
+    assert engine.identity.model.file_name == "model.gguf"
+    engine.close(timeout_s=0)
+
+
+def test_two_models_in_a_folder_are_both_named(model: Path) -> None:
+    shutil.copy(model, model.parent / "other.gguf")
+    message = refusal(model.parent)
+    assert "model.gguf" in message
+    assert "other.gguf" in message
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    shards = tiny_models.write_split("llama", tmp_path)
+    shards[1].unlink()
+    assert shards[1].name in refusal(shards[0])
+
+
+def test_shards_load_as_one_model(tmp_path: Path) -> None:
+    shards = tiny_models.write_split("llama", tmp_path)
+    engine = start_engine(load_settings(model=str(shards[0]), threads=1, probe=False))
+    assert engine.identity.model.size_bytes == sum(shard.stat().st_size for shard in shards)
+    engine.close(timeout_s=0)
+
+
+def test_a_gpu_profile_does_not_start_without_a_gpu(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama, "gpu_available", lambda: False)
+    message = refusal(model, gpu_layers=-1)
+    assert "gpu_layers=-1" in message
+    assert "gpu_layers=0" in message
+
+
+def test_fewer_layers_on_the_gpu_than_asked_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build with a GPU backend whose card is too small: llama.cpp loads anyway and says so only in its log."""
+    monkeypatch.setattr(llama, "gpu_available", lambda: True)
+    assert "layers" in refusal(model, gpu_layers=2)
+
+
+def test_more_context_than_the_model_was_trained_on_is_refused(model: Path) -> None:
+    message = refusal(model, context_tokens=5000)
+    assert "5000" in message
+    assert str(tiny_models.CONTEXT_LENGTH) in message
+
+
+def test_an_embedding_model_is_refused(tmp_path: Path) -> None:
+    assert "embedding" in refusal(tiny_models.write("llama-embed", tmp_path / "embed.gguf"))
+
+
+@pytest.mark.parametrize("name", ["llama_n_ctx_seq", "llama_n_batch", "llama_n_ubatch", "llama_n_seq_max"])
+def test_a_foreign_libllama_is_found_by_reading_back(model: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A library of another build reads the parameters at other places in the struct."""
+    monkeypatch.setattr(llama.L, name, lambda _: 77)
+    message = refusal(model, probe=False)
+    assert name.removeprefix("llama_") in message
+    assert "77" in message
+
+
+def test_a_probe_that_dies_leads_to_recomputing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start.probe.sys, "executable", "/bin/false")
+    engine = start_engine(load_settings(model=str(model), threads=1))
+    probe = engine.identity.probe
+    assert not probe.prefix_sharing
+    assert not probe.exact
+    assert "exit status 1" in probe.note
+    engine.close(timeout_s=0)
+
+
+def test_the_identity_repeats_what_was_asked(model: Path) -> None:
+    asked = {"context_tokens": 500, "sequences": 5, "chats": 2, "batch_tokens": 128, "threads": 1}
+    engine = start_engine(load_settings(model=str(model), probe=False, **asked))
+    identity = engine.identity
+    assert identity.model.context_tokens == 500
+    assert (identity.sequences, identity.batch_tokens, identity.threads, identity.gpu_layers) == (5, 128, 1, 0)
+    assert len(identity.model.sha256) == 64
+    engine.close(timeout_s=0)

@@ -1,0 +1,512 @@
+"""The engine's queue, deadlines, generations and end, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny_models
+from switchyard_runtime.engine.core import LlamaEngine
+from switchyard_runtime.engine.interface import (
+    Delta,
+    Done,
+    EmbeddingJob,
+    Event,
+    Failed,
+    Finished,
+    GenerationJob,
+    Piece,
+    Sampling,
+    ScoreJob,
+)
+from switchyard_runtime.engine.llama import LlamaError
+from switchyard_runtime.engine.start import start_engine
+from switchyard_runtime.errors import Kind, Problem
+from switchyard_runtime.settings import load_settings
+
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.write("llama", tmp_path_factory.mktemp("tiny") / "llama.gguf")
+
+
+def started(model: Path, **changes: object) -> LlamaEngine:
+    values = {"threads": 1, "context_tokens": 512, "chats": 2, "sequences": 6, "queue_limit": 4, "decode_timeout_s": 20}
+    return start_engine(load_settings(model=str(model), **(values | changes)))
+
+
+@pytest.fixture(scope="module")
+def shared_engine(model: Path) -> Iterator[LlamaEngine]:
+    engine = started(model, queue_limit=64)
+    yield engine
+    engine.close(timeout_s=0)
+
+
+@pytest.fixture
+def engine(model: Path) -> Iterator[LlamaEngine]:
+    """An engine that a test may overload, stop or break."""
+    engine = started(model)
+    yield engine
+    engine.close(timeout_s=0)
+
+
+def job(engine: LlamaEngine, text: str = "a question", *, tails: int = 1, within_s: float = WAIT_S) -> ScoreJob:
+    def encode(value: str, *, start: bool = False) -> tuple[int, ...]:
+        return tuple(engine.encode([Piece(value)], start=start))
+
+    return ScoreJob(
+        shared=(encode("instructions", start=True), encode(text)),
+        tails=tuple(encode(f"tail {n}") for n in range(tails)),
+        deadline=time.monotonic() + within_s,
+    )
+
+
+class Collector:
+    """Events of one generation."""
+
+    def __init__(
+        self, engine: LlamaEngine, prompt: str, *, n: int = 1, within_s: float = WAIT_S, **sampling: Any
+    ) -> None:
+        self.events: list[Event] = []
+        self._over = threading.Event()
+        values = {"max_tokens": 12, "temperature": 0.0} | sampling
+        self.cancel = engine.submit_generation(
+            GenerationJob(
+                prompt=tuple(engine.encode([Piece(prompt)], start=True)),
+                sampling=Sampling(**values),
+                deadline=time.monotonic() + within_s,
+                n=n,
+            ),
+            self._take,
+        )
+
+    def _take(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, Done | Failed):
+            self._over.set()
+
+    def wait(self) -> list[Event]:
+        assert self._over.wait(WAIT_S)
+        return self.events
+
+    def text(self, index: int = 0) -> str:
+        return "".join(e.text for e in self.wait() if isinstance(e, Delta) and e.index == index)
+
+    def finished(self) -> dict[int, Finished]:
+        return {e.index: e for e in self.wait() if isinstance(e, Finished)}
+
+    def problem(self) -> Problem:
+        last = self.wait()[-1]
+        assert isinstance(last, Failed)
+        assert isinstance(last.problem, Problem)
+        return last.problem
+
+
+class Gate:
+    """Holds the engine's next decode until opened."""
+
+    def __init__(self, engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self._open = threading.Event(), threading.Event()
+        decode = engine._context.decode
+
+        def held(runs: Any) -> Any:
+            self.reached.set()
+            assert self._open.wait(WAIT_S)
+            return decode(runs)
+
+        monkeypatch.setattr(engine._context, "decode", held)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def gate(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(engine, monkeypatch)
+    yield gate
+    gate.open()
+
+
+def problem_of(call: Callable[[], Any]) -> Problem:
+    with pytest.raises(Problem) as caught:
+        call()
+    return caught.value
+
+
+# --- counting
+
+
+def test_evaluated_tokens_are_the_engines_own_count(shared_engine: LlamaEngine) -> None:
+    before = shared_engine.counters.decoded_tokens, shared_engine.counters.reused_tokens
+    scores = [
+        score
+        for text, tails in (("one state", 3), ("another state", 1), ("one state", 2))
+        for score in shared_engine.submit_score(job(shared_engine, text, tails=tails)).result(WAIT_S)
+    ]
+    assert shared_engine.counters.decoded_tokens - before[0] == sum(s.tokens.evaluated for s in scores)
+    assert shared_engine.counters.reused_tokens - before[1] == sum(s.tokens.reused for s in scores)
+    assert all(s.tokens.prompt == s.tokens.evaluated + s.tokens.reused for s in scores)
+
+
+def test_three_questions_evaluate_their_state_once(shared_engine: LlamaEngine) -> None:
+    asked = job(shared_engine, "a state that nobody has asked about before", tails=3)
+    scores = shared_engine.submit_score(asked).result(WAIT_S)
+    state = len(asked.shared[1])
+    assert scores[0].tokens.evaluated >= state + len(asked.tails[0])
+    assert [s.tokens.evaluated for s in scores[1:]] == [len(tail) for tail in asked.tails[1:]]
+    assert [s.tokens.prompt for s in scores] == [sum(map(len, asked.shared)) + len(t) for t in asked.tails]
+
+
+def test_without_reuse_nothing_is_kept_between_requests(model: Path) -> None:
+    engine = started(model, reuse_prefixes=False)
+    try:
+        for _ in range(2):
+            asked = job(engine, tails=2)
+            first, second = engine.submit_score(asked).result(WAIT_S)
+            assert first.tokens.reused == 0
+            assert second.tokens.evaluated == len(asked.tails[1])
+    finally:
+        engine.close(timeout_s=0)
+
+
+# --- admission
+
+
+def test_a_full_queue_refuses_with_a_time_to_come_back(engine: LlamaEngine, gate: Gate) -> None:
+    running = engine.submit_score(job(engine))
+    assert gate.reached.wait(WAIT_S)
+    waiting = [engine.submit_score(job(engine, f"state {n}")) for n in range(4)]
+    problem = problem_of(lambda: engine.submit_score(job(engine)))
+    assert problem.kind is Kind.BUSY
+    assert problem.retry_after_ms is not None
+    assert problem.retry_after_ms >= 100
+    assert "4" in problem.message
+    assert engine.counters.rejected == 1
+    gate.open()
+    for future in [running, *waiting]:
+        assert len(future.result(WAIT_S)) == 1
+    assert len(engine.submit_score(job(engine)).result(WAIT_S)) == 1
+
+
+def test_work_ahead_that_outlasts_the_deadline_is_a_refusal(engine: LlamaEngine, gate: Gate) -> None:
+    running = engine.submit_score(job(engine, "word " * 80))
+    assert gate.reached.wait(WAIT_S)
+    engine._meter.rate = 50.0
+    problem = problem_of(lambda: engine.submit_score(job(engine, within_s=1)))
+    assert problem.kind is Kind.BUSY
+    assert problem.retry_after_ms is not None
+    gate.open()
+    running.result(WAIT_S)
+
+
+def test_a_request_too_long_for_its_own_deadline_is_not_worth_retrying(engine: LlamaEngine) -> None:
+    engine._meter.rate = 10.0
+    problem = problem_of(lambda: engine.submit_score(job(engine, "word " * 80, within_s=2)))
+    assert problem.kind is Kind.OVER_BUDGET
+    assert not problem.row.retryable
+    assert problem.counts["counted_tokens"] > problem.counts["allowed_tokens"]
+
+
+def test_a_deadline_that_passes_in_the_queue_fails_the_request_alone(engine: LlamaEngine, gate: Gate) -> None:
+    running = engine.submit_score(job(engine))
+    assert gate.reached.wait(WAIT_S)
+    engine._meter.rate = 0.0
+    late = engine.submit_score(job(engine, within_s=0.05))
+    time.sleep(0.1)
+    gate.open()
+    with pytest.raises(Problem) as caught:
+        late.result(WAIT_S)
+    assert caught.value.kind is Kind.DEADLINE
+    assert len(running.result(WAIT_S)) == 1
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_the_budget_is_exact_to_the_token(shared_engine: LlamaEngine, over: int) -> None:
+    allowed = shared_engine.identity.model.context_tokens
+    word = shared_engine.encode([Piece("the")], start=False)[0]
+    asked = ScoreJob(
+        shared=((word,) * 100,), tails=((word,) * (allowed - 100 + over),), deadline=time.monotonic() + WAIT_S
+    )
+    if not over:
+        assert shared_engine.submit_score(asked).result(WAIT_S)[0].tokens.prompt == allowed
+        return
+    problem = problem_of(lambda: shared_engine.submit_score(asked))
+    assert problem.kind is Kind.OVER_BUDGET
+    assert problem.counts == {"counted_tokens": allowed + 1, "allowed_tokens": allowed}
+    assert str(allowed + 1) in problem.message
+    assert str(allowed) in problem.message
+
+
+# --- callers who leave
+
+
+def test_a_cancelled_request_in_the_queue_is_never_evaluated(engine: LlamaEngine, gate: Gate) -> None:
+    running = engine.submit_score(job(engine))
+    assert gate.reached.wait(WAIT_S)
+    left = engine.submit_score(job(engine, "a caller who leaves"))
+    assert left.cancel()
+    gate.open()
+    running.result(WAIT_S)
+    decoded = engine.counters.decoded_tokens
+    assert len(engine.submit_score(job(engine)).result(WAIT_S)) == 1
+    assert engine.counters.cancelled == 1
+    assert engine.counters.decoded_tokens - decoded < 20
+    with pytest.raises(CancelledError):
+        left.result()
+
+
+def test_a_running_request_stops_at_the_next_decode_when_its_caller_leaves(engine: LlamaEngine, gate: Gate) -> None:
+    running = engine.submit_score(job(engine, tails=40))
+    assert gate.reached.wait(WAIT_S)
+    assert running.cancel()
+    gate.open()
+    assert len(engine.submit_score(job(engine, "next")).result(WAIT_S)) == 1
+    assert engine.counters.decodes < 20
+    assert engine.counters.cancelled == 1
+
+
+def test_a_cancelled_generation_frees_its_place(shared_engine: LlamaEngine) -> None:
+    before = shared_engine.counters.cancelled
+    left = [Collector(shared_engine, "count the", max_tokens=400, temperature=1.0) for _ in range(2)]
+    for collector in left:
+        collector.cancel()
+        collector.cancel()
+    assert Collector(shared_engine, "the").finished()[0].generated_tokens <= 12
+    assert shared_engine.counters.cancelled <= before + 2
+    assert not any(isinstance(e, Done) and e.generated_tokens == 400 for c in left for e in c.events)
+
+
+# --- generation
+
+
+def test_greedy_generations_repeat_and_seeds_decide_the_others(shared_engine: LlamaEngine) -> None:
+    assert Collector(shared_engine, "once").text() == Collector(shared_engine, "once").text()
+
+    def drawn(seed: int) -> str:
+        return Collector(shared_engine, "once", temperature=1.5, seed=seed, max_tokens=30).text()
+
+    assert drawn(1) == drawn(1)
+    assert len({drawn(seed) for seed in range(4)}) > 1
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_several_choices_evaluate_their_prompt_once(shared_engine: LlamaEngine, n: int) -> None:
+    """Also more choices than may run at the same time (two)."""
+    before = shared_engine.counters.decoded_tokens
+    collector = Collector(shared_engine, "several choices of one prompt", n=n, temperature=1.5, seed=4, max_tokens=20)
+    finished = collector.finished()
+    done = collector.events[-1]
+    assert isinstance(done, Done)
+    assert sorted(finished) == list(range(n))
+    assert done.tokens.evaluated == done.tokens.prompt
+    assert done.generated_tokens == sum(f.generated_tokens for f in finished.values())
+    decoded = shared_engine.counters.decoded_tokens - before
+    assert decoded <= done.tokens.prompt + done.generated_tokens
+    assert len({collector.text(i) for i in range(n)}) > 1
+
+
+def test_a_stop_string_ends_the_text_before_itself(shared_engine: LlamaEngine) -> None:
+    free = Collector(shared_engine, "stop here", max_tokens=30).text()
+    stop = free[len(free) // 2 : len(free) // 2 + 3]
+    collector = Collector(shared_engine, "stop here", max_tokens=30, stop=(stop,))
+    assert collector.text() == free[: free.index(stop)]
+    assert collector.finished()[0].reason == "stop"
+
+
+def test_max_tokens_end_a_generation_with_reason_length(shared_engine: LlamaEngine) -> None:
+    collector = Collector(shared_engine, "go on", max_tokens=3)
+    assert collector.finished()[0].reason in ("length", "stop")
+    assert collector.finished()[0].generated_tokens <= 3
+
+
+def test_logprobs_belong_to_the_text_and_are_sorted(shared_engine: LlamaEngine) -> None:
+    collector = Collector(shared_engine, "probable", top_logprobs=4, max_tokens=10)
+    items = [item for e in collector.wait() if isinstance(e, Delta) for item in e.logprobs]
+    assert len(items) == collector.finished()[0].generated_tokens
+    assert b"".join(chosen.bytes for chosen, _ in items).decode("utf-8", "replace") == collector.text()
+    for chosen, alternatives in items:
+        assert len(alternatives) == 4
+        values = [a.logprob for a in alternatives]
+        assert values == sorted(values, reverse=True)
+        assert chosen.logprob <= values[0] + 1e-9
+        assert sum(map(math.exp, values)) <= 1 + 1e-9
+
+
+def test_logit_bias_forbids_a_token(shared_engine: LlamaEngine) -> None:
+    def first(**sampling: Any) -> int:
+        events = Collector(shared_engine, "bias", max_tokens=1, top_logprobs=0, **sampling).wait()
+        return next(e.logprobs[0][0].token_id for e in events if isinstance(e, Delta) and e.logprobs)
+
+    favourite = first()
+    assert first(logit_bias=((favourite, -100.0),)) != favourite
+
+
+def test_a_grammar_makes_even_a_random_model_write_json(shared_engine: LlamaEngine) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "kind": {"enum": ["a", "b"]}},
+        "required": ["ok", "kind"],
+        "additionalProperties": False,
+    }
+    grammar = shared_engine.grammar(schema)
+    for seed in range(3):
+        collector = Collector(shared_engine, "json", grammar=grammar, temperature=1.0, seed=seed, max_tokens=200)
+        value = json.loads(collector.text())
+        assert set(value) == {"ok", "kind"}
+        assert isinstance(value["ok"], bool)
+        assert value["kind"] in ("a", "b")
+
+
+def test_a_schema_that_no_grammar_can_express_is_the_callers_problem(shared_engine: LlamaEngine) -> None:
+    problem = problem_of(lambda: shared_engine.grammar({"$ref": "#/nowhere"}))
+    assert problem.kind is Kind.INVALID
+
+
+def test_prompt_and_max_tokens_must_fit_together(shared_engine: LlamaEngine) -> None:
+    problem = problem_of(lambda: Collector(shared_engine, "fit", max_tokens=512))
+    assert problem.kind is Kind.OVER_BUDGET
+    assert problem.counts["allowed_tokens"] == 512
+
+
+def test_a_generation_that_misses_its_deadline_says_how_far_it_came(engine: LlamaEngine, gate: Gate) -> None:
+    collector = Collector(engine, "late", within_s=0.1, max_tokens=100)
+    assert gate.reached.wait(WAIT_S)
+    time.sleep(0.15)
+    gate.open()
+    problem = collector.problem()
+    assert problem.kind is Kind.DEADLINE
+    assert "tokens" in problem.message
+
+
+def test_a_caller_whose_callback_fails_is_one_who_left(shared_engine: LlamaEngine) -> None:
+    def broken(_: Event) -> None:
+        raise RuntimeError("the caller's code failed")
+
+    prompt = tuple(shared_engine.encode([Piece("x")], start=True))
+    sampling = Sampling(max_tokens=50, temperature=0)
+    shared_engine.submit_generation(
+        GenerationJob(prompt=prompt, sampling=sampling, deadline=time.monotonic() + WAIT_S), broken
+    )
+    assert Collector(shared_engine, "still here").finished()
+    assert shared_engine.health().ready
+
+
+def test_a_decision_waits_for_one_chunk_of_a_chat_at_most(engine: LlamaEngine, gate: Gate) -> None:
+    """While the first decode is held, a chat of many chunks and a decision arrive: the decision is next."""
+    chat = Collector(engine, "word " * 80, max_tokens=2)
+    assert gate.reached.wait(WAIT_S)
+    decision = engine.submit_score(job(engine))
+    gate.open()
+    decision.result(WAIT_S)
+    assert engine.counters.active_generations == 1
+    assert engine._chats.generations()[0].evaluated <= 2 * 128
+    chat.wait()
+
+
+# --- embeddings
+
+
+def test_embeddings_are_unit_vectors_that_depend_on_the_text(tmp_path: Path) -> None:
+    engine = started(tiny_models.write("llama-pooling", tmp_path / "pooling.gguf"))
+    try:
+        inputs = tuple(tuple(engine.encode([Piece(t)], start=True)) for t in ("a refund", "a parcel", "a refund"))
+        rows = engine.submit_embedding(EmbeddingJob(inputs=inputs, deadline=time.monotonic() + WAIT_S)).result(WAIT_S)
+        assert all(row.shape == (engine.identity.model.embedding_size,) for row in rows)
+        assert all(abs(float(np.linalg.norm(row)) - 1) < 1e-5 for row in rows)
+        assert np.array_equal(rows[0], rows[2])
+        assert not np.array_equal(rows[0], rows[1])
+        assert len(engine.submit_score(job(engine)).result(WAIT_S)) == 1
+    finally:
+        engine.close(timeout_s=0)
+
+
+def test_a_model_without_pooling_gives_no_embeddings(shared_engine: LlamaEngine) -> None:
+    asked = EmbeddingJob(inputs=((1, 2),), deadline=time.monotonic() + WAIT_S)
+    assert problem_of(lambda: shared_engine.submit_embedding(asked)).kind is Kind.UNSUPPORTED
+
+
+# --- health and the end
+
+
+def test_a_decode_that_hangs_is_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = started(model, decode_timeout_s=0.05)
+    gate = Gate(engine, monkeypatch)
+    try:
+        assert engine.health().ready
+        future = engine.submit_score(job(engine))
+        assert gate.reached.wait(WAIT_S)
+        time.sleep(0.1)
+        health = engine.health()
+        assert not health.ready
+        assert not health.dead
+        assert "decode" in health.reason
+        gate.open()
+        future.result(WAIT_S)
+        assert engine.health().ready
+    finally:
+        gate.open()
+        engine.close(timeout_s=0)
+
+
+def test_a_failing_decode_kills_the_engine_and_fails_everyone_honestly(
+    engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(engine, monkeypatch)
+    running = engine.submit_score(job(engine))
+    assert gate.reached.wait(WAIT_S)
+    waiting, chat = engine.submit_score(job(engine, "waiting")), Collector(engine, "chat")
+
+    def broken(_: Any) -> Any:
+        raise LlamaError("llama_decode returned -3")
+
+    monkeypatch.setattr(engine._context, "decode", broken)
+    gate.open()
+    for future in (running, waiting):
+        with pytest.raises(Problem) as caught:
+            future.result(WAIT_S)
+        assert caught.value.kind is Kind.ENGINE_FAILED
+    assert chat.problem().kind is Kind.ENGINE_FAILED
+    health = engine.health()
+    assert health.dead
+    assert "-3" in health.reason
+    assert problem_of(lambda: engine.submit_score(job(engine))).kind is Kind.ENGINE_FAILED
+
+
+def test_draining_finishes_what_was_accepted_and_refuses_the_rest(engine: LlamaEngine, gate: Gate) -> None:
+    running = engine.submit_score(job(engine))
+    assert gate.reached.wait(WAIT_S)
+    chat = Collector(engine, "accepted")
+    engine.start_draining()
+    assert problem_of(lambda: engine.submit_score(job(engine))).kind is Kind.DRAINING
+    assert not engine.health().ready
+    gate.open()
+    assert len(running.result(WAIT_S)) == 1
+    assert chat.finished()
+
+
+def test_closing_fails_what_is_left(engine: LlamaEngine, gate: Gate) -> None:
+    running = engine.submit_score(job(engine))
+    assert gate.reached.wait(WAIT_S)
+    left = engine.submit_score(job(engine, "left"))
+    chat = Collector(engine, "left too")
+    closer = threading.Thread(target=lambda: engine.close(timeout_s=0))
+    closer.start()
+    time.sleep(0.05)
+    gate.open()
+    closer.join(WAIT_S)
+    running.result(WAIT_S)
+    with pytest.raises(Problem) as caught:
+        left.result(WAIT_S)
+    assert caught.value.kind is Kind.DRAINING
+    assert chat.problem().kind is Kind.DRAINING
