@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import uvicorn
 from starlette.types import ASGIApp
+
 from switchyard_runtime.http.protocol import Protocol
 
 START_S = 120.0

@@ -16,6 +16,7 @@ from string import ascii_uppercase
 from typing import Any, Literal
 
 import numpy as np
+
 from switchyard_runtime.decision import TokenCounts
 from switchyard_runtime.engine.interface import (
     Cancel,

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from live_server import ServerThread
 from starlette.applications import Starlette
+
+from live_server import ServerThread
 
 
 @pytest.fixture

@@ -22,17 +22,18 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from live_server import ServerProcess
 from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from live_server import ServerProcess
 from switchyard_runtime.http.app import ROUTES
 from switchyard_runtime.http.openapi import document
 from switchyard_runtime.settings import Settings
 
 FULL = os.environ.get("SWITCHYARD_FUZZ") == "full"
 FULL_TOTAL = 20_000
-PER_POST = 900 if FULL else 25
+PER_POST = 450 if FULL else 25
 PER_GET = 20 if FULL else 3
-PER_MUTATION = 1000 if FULL else 40
+PER_MUTATION = 1050 if FULL else 40
 POSTS = [route.path for route in ROUTES if "POST" in (route.methods or ())]
 GETS = [route.path for route in ROUTES if "GET" in (route.methods or ())]
 MIB = 1 << 20

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+
 from switchyard_runtime.settings import Settings
 
 POSTS = ["/invocations", "/v1/systemone", "/v1/decisions", "/v1/chat/completions", "/v1/completions", "/v1/embeddings"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
+
 from stub_engine import StubEngine
 from switchyard_runtime.errors import Kind, Problem
 from switchyard_runtime.http.app import create_app

@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 from starlette.testclient import TestClient
+
 from switchyard_runtime.http.app import ROUTES
 from switchyard_runtime.http.openapi import document
 from switchyard_runtime.settings import Settings

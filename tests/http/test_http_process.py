@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from live_server import ServerProcess, eventually, get_status
 
 STUB = [sys.executable, str(Path(__file__).with_name("stub_process.py"))]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
+
 from stub_engine import StubEngine
 from switchyard_runtime.engine.interface import Health
 from switchyard_runtime.errors import Kind, Problem

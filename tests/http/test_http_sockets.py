@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from live_server import ServerThread, eventually
 from stub_engine import StubEngine
 from switchyard_runtime.http import protocol

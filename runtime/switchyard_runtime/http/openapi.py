@@ -24,6 +24,12 @@ from switchyard_runtime.settings import Settings
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+METRICS = CONTENT_TYPE.partition(";")[0]
+_TEXTS: dict[str, Schema] = {
+    # Readers of the document take a stream's schema for that of one event, as it reaches them in their own form.
+    EVENTS: {"description": "Events 'data: {...}' with one chunk of the answer each, then 'data: [DONE]'."},
+    METRICS: TEXT,
+}
 
 # What can go wrong with any body, and with any work of the engine.
 _BODY = (Kind.MALFORMED_JSON, Kind.UPLOAD_TIMEOUT, Kind.BODY_TOO_LARGE, Kind.MEDIA_TYPE, Kind.INVALID, Kind.UNSUPPORTED)
@@ -163,9 +169,7 @@ def _operations() -> dict[str, Operation]:
         "/health": Operation(
             summary="Readiness with the engine's counters", tag="Operations", answers={JSON: "Health"}, kinds=not_ready
         ),
-        "/metrics": Operation(
-            summary="Prometheus metrics", tag="Operations", answers={CONTENT_TYPE.partition(";")[0]: None}
-        ),
+        "/metrics": Operation(summary="Prometheus metrics", tag="Operations", answers={METRICS: None}),
         "/openapi.json": Operation(summary="This document", tag="Operations", answers={JSON: "OpenAPI"}),
     }
 
@@ -200,7 +204,9 @@ def _response(description: str, answers: dict[str, str | None]) -> dict[str, Any
     return {
         "description": description,
         "headers": {"x-request-id": {"$ref": "#/components/headers/RequestId"}},
-        "content": {media_type: {"schema": ref(name) if name else TEXT} for media_type, name in answers.items()},
+        "content": {
+            media_type: {"schema": ref(name) if name else _TEXTS[media_type]} for media_type, name in answers.items()
+        },
     }
 
 
