@@ -23,8 +23,8 @@ check: setup ## Lint, formatting, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fuzz: setup ## The full version of the checks of which "make test" runs a share
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+fuzz: setup ## Fuzz the server with the full number of requests (make test sends a share)
+	SWITCHYARD_FUZZ=full $(BIN)/python -m pytest -k fuzz $(PYTEST_ARGS)
 
 bench: setup ## Measure the server's overhead over llama.cpp
 	$(BIN)/python benchmarks/overhead.py

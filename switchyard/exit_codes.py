@@ -26,7 +26,7 @@ MEANING: dict[ExitCode, str] = {
     ExitCode.UNREACHABLE: "No server answered at that address.",
     ExitCode.MODEL: "The model is unknown, missing, incomplete or not the pinned file.",
     ExitCode.DOWNLOAD: "A download did not finish. Run the command again: it goes on where it stopped.",
-    ExitCode.INTERRUPTED: "Ctrl-C, or SIGTERM.",
+    ExitCode.INTERRUPTED: "Ctrl-C, or SIGTERM. `switchyard serve` itself ends with 0 then: it has finished its work.",
 }
 
 

@@ -14,12 +14,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from switchyard_runtime.engine import model_files
-from switchyard_runtime.engine.cores import usable
-
 from switchyard import storage
 from switchyard.exit_codes import CommandError
 from switchyard.storage import human_size
+from switchyard_runtime.engine import model_files
+from switchyard_runtime.engine.cores import usable
 
 # Asked in a child process: a binding built for another CPU dies from an illegal instruction.
 _ASK_BINDING = """

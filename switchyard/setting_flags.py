@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from switchyard_runtime.settings import Settings, load_settings
 
 from switchyard.exit_codes import CommandError, ExitCode
+from switchyard_runtime.settings import Settings, load_settings
 
 
 def flag_names(name: str, field: FieldInfo) -> tuple[str, ...]:

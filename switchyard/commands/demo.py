@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 from rich.rule import Rule
-from switchyard_runtime.settings import Settings
 
 from switchyard import console, storage
 from switchyard.catalogue import catalogue, example
@@ -21,6 +20,7 @@ from switchyard.decision_file import parse_json, read_text, request_body
 from switchyard.exit_codes import CommandError
 from switchyard.pull import pull
 from switchyard.server_process import free_port, running_server, tail
+from switchyard_runtime.settings import Settings
 
 GREETING = "Once upon a time, a railway signal"
 

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 from rich.text import Text
-from switchyard_runtime.settings import Settings
 
 from switchyard import console
 from switchyard.exit_codes import ExitCode
 from switchyard.machine import Level, check_machine
+from switchyard_runtime.settings import Settings
 
 _STYLE = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILED: "bold red"}
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from switchyard_runtime.engine import model_files
-from switchyard_runtime.settings import Settings
 
 from switchyard import console, storage
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.setting_flags import settings_from, with_setting_flags
+from switchyard_runtime.engine import model_files
+from switchyard_runtime.settings import Settings
 
 
 @with_setting_flags

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from switchyard_runtime.settings import Settings
 
 from switchyard import catalogue as module
 from switchyard.catalogue import HuggingFace, PythonPackages, catalogue, find, read_entry
 from switchyard.exit_codes import CommandError, ExitCode
+from switchyard_runtime.settings import Settings
 
 
 def test_the_default_model_of_the_server_is_in_the_catalogue():

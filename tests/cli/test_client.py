@@ -6,11 +6,11 @@ import json
 
 import httpx
 import pytest
-from switchyard_runtime import errors
-from switchyard_runtime.errors import Detail, Kind, Problem
 
 from switchyard.client import Client
 from switchyard.exit_codes import CommandError, ExitCode
+from switchyard_runtime import errors
+from switchyard_runtime.errors import Detail, Kind, Problem
 
 BODY = {"decision": {"id": "d"}}
 BUSY = errors.semif_error(Problem(Kind.BUSY, "The queue is full.", retry_after_ms=250))

@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
-from switchyard_runtime.settings import Settings
 
 from switchyard import cli, storage
 from switchyard.catalogue import example
 from switchyard.console import bar
 from switchyard.exit_codes import MEANING, ExitCode
 from switchyard.setting_flags import flag_names
+from switchyard_runtime.settings import Settings
 
 TICKET = json.loads(example("ticket.json").read_text())["decision"]
 
@@ -110,7 +110,6 @@ def test_flags_win_over_the_environment_and_this_over_the_file(run, tmp_path, mo
 
 def test_a_model_of_the_catalogue_is_served_under_its_name(run, cache, packaged, monkeypatch):
     import switchyard_runtime.http.serve as module
-
     from switchyard.pull import pull
 
     path = pull(packaged)

@@ -1,0 +1,191 @@
+"""Write the pages of docs/reference that are made from the code. ``--check`` only compares, for the tests.
+
+Called by ``make docs``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import typer
+
+from switchyard.catalogue import catalogue
+from switchyard.cli import app
+from switchyard.exit_codes import MEANING
+from switchyard.setting_flags import environment_name, flag_names, shown_default
+from switchyard.storage import human_size
+from switchyard_runtime.errors import TABLE
+from switchyard_runtime.http.openapi import document
+from switchyard_runtime.settings import Settings, load_settings
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+NOTE = "<!-- Made by `make docs` from {source}. Change that, not this page. -->"
+
+
+def settings_page() -> str:
+    """Every setting of the server."""
+    rows = [
+        [
+            f"`{flag_names(name, field)[0]}`",
+            f"`{environment_name(name)}`",
+            f"`{name}`",
+            shown_default(field),
+            _limits(field),
+            field.description or "",
+        ]
+        for name, field in Settings.model_fields.items()
+    ]
+    text = [
+        "A setting is a flag of `switchyard serve`, an environment variable, or an entry in a TOML file named by",
+        "`--config` or `SWITCHYARD_CONFIG`. Flags win over the environment, the environment over the file, and the",
+        "file over the defaults. `SAGEMAKER_BIND_TO_PORT` also sets the port.",
+    ]
+    heads = ["flag", "environment", "in the file", "default", "allowed", "meaning"]
+    return _page("Settings", "runtime/switchyard_runtime/settings.py", "\n".join(text), _table(heads, rows))
+
+
+def _limits(field: Any) -> str:
+    annotation = field.annotation
+    if get_origin(annotation) is not None and all(isinstance(choice, str) for choice in get_args(annotation)):
+        return ", ".join(get_args(annotation))
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    limits = [(words[sign], getattr(limit, sign, None)) for limit in field.metadata for sign in words]
+    return ", ".join(f"{word} {value}" for word, value in limits if value is not None)
+
+
+def commands_page() -> str:
+    """Every command and its flags."""
+    sections = []
+    for name, command in _commands(typer.main.get_command(app), "switchyard"):
+        help_text = inspect.cleandoc(command.help or "")
+        rows = [
+            [f"`{_parameter_name(parameter)}`", " ".join(str(parameter.help or "").replace("\\[", "[").split())]
+            for parameter in command.params
+            if parameter.name != "help"
+        ]
+        if name == "switchyard serve":
+            known = set(Settings.model_fields)
+            rows = [row for row, p in zip(rows, command.params, strict=False) if p.name not in known]
+            rows.append(["every setting", "See [Settings](settings.md)."])
+        sections.append(f"## `{name}`\n\n{help_text}\n\n" + (_table(["", "meaning"], rows) if rows else ""))
+    intro = "What each command exits with is in [Exit codes](exit-codes.md)."
+    return _page("Commands", "switchyard/commands", intro, "\n".join(sections))
+
+
+def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield path, command
+        return
+    for name, child in inner.items():
+        yield from _commands(child, f"{path} {name}")
+
+
+def _parameter_name(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return str(parameter.name).upper()
+    return ", ".join([*parameter.opts, *parameter.secondary_opts])
+
+
+def routes_page() -> str:
+    """Every route, from the OpenAPI document."""
+    described = document(load_settings())
+    rows = [
+        [f"`{method.upper()} {path}`", operation["summary"], ", ".join(sorted(operation["responses"]))]
+        for path, item in described["paths"].items()
+        for method, operation in item.items()
+    ]
+    intro = (
+        "The server describes itself at `/openapi.json`, with the schema of every body and answer. The statuses are\n"
+        "explained in [Errors](errors.md)."
+    )
+    return _page(
+        "Routes", "the server's OpenAPI document", intro, _table(["route", "what it is for", "statuses"], rows)
+    )
+
+
+def errors_page() -> str:
+    """The error table."""
+    rows = [
+        [f"`{kind.value}`", row.status, row.systemone_status, row.openai_status, "yes" if row.retryable else "no"]
+        for kind, row in TABLE.items()
+    ]
+    intro = "\n".join(
+        [
+            "One table for every contract. The kind is `type` in the answers of `/invocations`, `detail.error_type` in",
+            "System One's, and `error.code` in OpenAI's (`context_length_exceeded` for `over_budget`). A message says",
+            "what was wrong, the value, the limit, and what to do. An answer that is worth repeating has",
+            "`retry_after_ms`. What is wrong with a request never gives a 5xx.",
+        ]
+    )
+    heads = ["kind", "`/invocations`", "System One", "OpenAI", "can be repeated"]
+    return _page("Errors", "runtime/switchyard_runtime/errors.py", intro, _table(heads, rows))
+
+
+def exit_codes_page() -> str:
+    """What the command exits with."""
+    rows = [[f"`{int(code)}`", code.name.lower(), meaning] for code, meaning in MEANING.items()]
+    return _page("Exit codes", "switchyard/exit_codes.py", "For scripts.", _table(["code", "name", "meaning"], rows))
+
+
+def models_page() -> str:
+    """The catalogue."""
+    rows = [
+        [
+            f"`{entry.name}`",
+            entry.summary,
+            "not pinned" if entry.file.size is None else human_size(entry.file.size),
+            f"[{entry.licence.name}]({entry.licence.url})",
+            f"`{entry.file.sha256}`",
+        ]
+        for entry in catalogue().values()
+    ]
+    intro = "One TOML file in `models/` pins each: where it comes from, its size, its sha256 and its licence."
+    return _page("Models", "models/", intro, _table(["name", "what it is", "size", "licence", "sha256"], rows))
+
+
+PAGES = {
+    "settings.md": settings_page,
+    "commands.md": commands_page,
+    "routes.md": routes_page,
+    "errors.md": errors_page,
+    "exit-codes.md": exit_codes_page,
+    "models.md": models_page,
+}
+
+
+def _page(title: str, source: str, intro: str, body: str) -> str:
+    return f"# {title}\n\n{NOTE.format(source=source)}\n\n{intro}\n\n{body.strip()}\n"
+
+
+def _table(heads: list[str], rows: list[list[Any]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def main() -> int:
+    """Write the pages, or name those that are not up to date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a page is not up to date")
+    check = parser.parse_args().check
+    stale = []
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, make in PAGES.items():
+        path, text = FOLDER / name, make()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            stale.append(name)
+            if not check:
+                path.write_text(text, encoding="utf-8")
+    if stale and check:
+        sys.stderr.write(f"not up to date, run make docs: {', '.join(stale)}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
