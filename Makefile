@@ -22,6 +22,7 @@ check: setup ## Lint, formatting, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy scripts/*.py
 
 fuzz: setup ## Fuzz the server with the full number of requests (make test sends a share)
 	SWITCHYARD_FUZZ=full $(BIN)/python -m pytest -k fuzz $(PYTEST_ARGS)

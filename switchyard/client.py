@@ -13,6 +13,7 @@ import httpx
 from switchyard.exit_codes import CommandError, ExitCode
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Json = dict[str, Any]
 
 
@@ -43,8 +44,8 @@ class Client:
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._sleep = sleep
-        # Redirects are not followed and no proxy is asked: a decision's state goes to the named server alone.
-        self._http = httpx.Client(base_url=self.url, transport=transport, trust_env=False)
+        # A proxy cannot reach this machine. Redirects are not followed: a state goes to the named server alone.
+        self._http = httpx.Client(base_url=self.url, transport=transport, trust_env=parsed.host not in LOOPBACK)
 
     def __enter__(self) -> Client:
         return self

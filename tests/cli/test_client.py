@@ -111,3 +111,12 @@ def test_addresses_are_checked(url):
     with pytest.raises(CommandError) as caught:
         Client(url)
     assert caught.value.code is ExitCode.USAGE
+
+
+def test_no_proxy_is_asked_for_this_machine(monkeypatch):
+    """Port 9 refuses; a proxy in the environment would be a different address in the message's cause."""
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.invalid:3128")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with Client("http://127.0.0.1:9") as client, pytest.raises(CommandError, match="refused"):
+        client.decide(BODY)

@@ -1,0 +1,79 @@
+"""What an installed package needs is in the wheel; the lock files fit the project and name no place of their own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKS = ["requirements.txt", "runtime/requirements.txt"]
+
+
+def test_a_wheel_carries_the_catalogue_and_the_examples(tmp_path):
+    tree = tmp_path / "tree"
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("switchyard", "runtime", "models", "examples"):
+        shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+        shutil.copy(ROOT / name, tree / name)
+    pip = [sys.executable, "-m", "pip", "--quiet", "wheel", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run([*pip, "-w", str(tmp_path), str(tree)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    installed = tmp_path / "installed"
+    assert (installed / "switchyard_runtime" / "http" / "serve.py").is_file()
+    code = (
+        "from switchyard import catalogue as c; print(c.__file__, *c.catalogue(), c.example('ticket.json').is_file())"
+    )
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(installed)!r}); {code}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    names = [path.stem for path in sorted((ROOT / "models").glob("*.toml"))]
+    assert done.stdout.split() == [str(installed / "switchyard" / "catalogue.py"), *names, "True"], done.stderr
+
+
+def pins(lock):
+    text = (ROOT / lock).read_text(encoding="utf-8")
+    return dict(re.findall(r"^([a-z0-9.-]+)(==(?:.*\\\n)+.*)$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_pin_has_a_hash_and_no_place(lock):
+    found = pins(lock)
+    assert found
+    assert all("--hash=sha256:" in block for block in found.values())
+    text = (ROOT / lock).read_text(encoding="utf-8")
+    assert not re.search(r"https?://|file:|--index|--find-links|--extra-index|\s@\s", text)
+
+
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def normal(requirement):
+    return re.match(r"[A-Za-z0-9._-]+", requirement)[0].lower().replace("_", "-").replace(".", "-")
+
+
+def test_everything_that_is_asked_for_is_locked():
+    asked = project()
+    everything = asked["dependencies"] + [r for extra in asked["optional-dependencies"].values() for r in extra]
+    assert {normal(r) for r in everything} <= set(pins("requirements.txt"))
+    assert {normal(r) for r in asked["optional-dependencies"]["runtime"]} <= set(pins("runtime/requirements.txt"))
+
+
+def test_the_images_get_the_same_versions_and_no_command_line():
+    everything, images = pins("requirements.txt"), pins("runtime/requirements.txt")
+    assert versions(images).items() <= versions(everything).items()
+    assert not {"typer", "rich", "pytest", "boto3"} & set(images)
+
+
+def versions(found):
+    return {name: block.split()[0] for name, block in found.items()}
