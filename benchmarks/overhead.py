@@ -1,0 +1,222 @@
+"""How much HTTP, prompt, queue and readout cost over llama.cpp's own decode of the same tokens, in one run.
+
+For every prompt the server answers one cold decision (prefix reuse off, so every token is evaluated), and right after
+it a bare ``llama_decode`` in this process evaluates the very same token ids with the same batch size and threads. The
+order alternates. The ratio of the two medians is the overhead; the token counts are exact and need no clock.
+
+    python benchmarks/overhead.py [--model FILE] [--threads N] [--repeats N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from switchyard_runtime.chat_template import ChatTemplate
+from switchyard_runtime.decision import Option, Question
+from switchyard_runtime.engine import cores
+from switchyard_runtime.engine.llama import Context, ContextShape, Model
+from switchyard_runtime.engine.segments import evaluate
+from switchyard_runtime.scoring import prompt
+from switchyard_runtime.scoring.slots import derive
+from switchyard_runtime.services.decisions import prompt_sha256
+
+WORKLOADS = Path(__file__).parent / "workloads"
+SIZES = (200, 400, 600, 800, 1000)
+CONTEXT_TOKENS = 2048
+BATCH_TOKENS = 512
+LIMIT = 1.05
+WORDS = ["order", "refund", "parcel", "login", "error", "invoice", "tablet", "plan", "quote", "urgent", "calm", "late"]
+QUESTION = "Which queue should handle this ticket?"
+OPTIONS = {"billing": "Payments and refunds", "shipping": "Parcels", "account": "Signing in", "technical": "Errors"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt size: tokens, and seconds at the median of both sides."""
+
+    tokens: int
+    http_s: float
+    decode_s: float
+
+    @property
+    def ratio(self) -> float:
+        """HTTP over bare decode."""
+        return self.http_s / self.decode_s
+
+
+class Floor:
+    """llama.cpp alone: the same tokens, one sequence, whole batches."""
+
+    def __init__(self, path: Path, *, threads: int) -> None:
+        self.model = Model(path)
+        vocabulary = self.model.vocabulary
+        shape = ContextShape(sequence_tokens=CONTEXT_TOKENS, sequences=1, batch_tokens=BATCH_TOKENS, threads=threads)
+        self._context = Context(self.model, shape)
+        template = ChatTemplate(
+            self.model.chat_template,
+            bos_text=vocabulary.text_of(vocabulary.bos),
+            eos_text=vocabulary.text_of(vocabulary.eos),
+        )
+        self._frame = prompt.frame(template)
+        self._slots = derive(
+            lambda pieces: vocabulary.encode(pieces, start=False),
+            after=self._frame.after,
+            prefix=self._frame.slot_prefix,
+            wanted=len(OPTIONS),
+        )
+
+    def tokens(self, state: str) -> list[int]:
+        """The token ids that the server evaluates for ``state``."""
+        encode = self.model.vocabulary.encode
+        options = tuple(Option(id=name, text=f"{name}: {text}") for name, text in OPTIONS.items())
+        tail = prompt.tail_pieces(Question(instructions=QUESTION, options=options), self._slots.labels, self._frame)
+        return [
+            *encode(self._frame.before, start=True),
+            *encode(prompt.state_pieces(state), start=False),
+            *encode(tail, start=False),
+        ]
+
+    def seconds(self, tokens: list[int]) -> float:
+        """Wall time of evaluating ``tokens`` from nothing."""
+        self._context.clear(0)
+        started = time.perf_counter()
+        evaluate(self._context, tokens, sequence=0, position=0, output=True)
+        return time.perf_counter() - started
+
+
+@contextmanager
+def serving(model: Path, **settings: object) -> Iterator[httpx.Client]:
+    """A server process, ready."""
+    environment = {f"SWITCHYARD_{name.upper()}": str(value) for name, value in settings.items()}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "switchyard_runtime.http.serve"],
+        env=os.environ | environment | {"SWITCHYARD_MODEL": str(model), "SWITCHYARD_PORT": "0"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    url = ""
+    for line in process.stdout:
+        event = json.loads(line)
+        url = event.get("url", url)
+        if event["event"] == "ready":
+            break
+    else:
+        raise SystemExit("the server did not start; run it by hand to see why")
+    try:
+        with httpx.Client(base_url=url, timeout=300) as client:
+            yield client
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def decision(state: str) -> dict[str, Any]:
+    """The request body for ``state``."""
+    options = [{"id": name, "description": text} for name, text in OPTIONS.items()]
+    return {"decision": {"id": "d", "state": state, "question": QUESTION, "options": options}}
+
+
+def ask(client: httpx.Client, body: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+    """Seconds until the whole answer was here, and the answer."""
+    started = time.perf_counter()
+    response = client.post("/invocations", json=body)
+    elapsed = time.perf_counter() - started
+    response.raise_for_status()
+    return elapsed, response.json()
+
+
+def sized_state(floor: Floor, size: int, rng: random.Random) -> str:
+    """A state with which the whole prompt has about ``size`` tokens; never the same twice."""
+    words: list[str] = []
+    while len(floor.tokens(" ".join(words))) < size:
+        words += rng.choices(WORDS, k=max(1, (size - len(floor.tokens(" ".join(words)))) // 2))
+    return " ".join(words)
+
+
+def measure(client: httpx.Client, floor: Floor, size: int, *, repeats: int, rng: random.Random) -> Row:
+    """One prompt size, both sides, alternating which goes first."""
+    http, bare, counts = [], [], []
+    for turn in range(repeats):
+        state = sized_state(floor, size, rng)
+        tokens = floor.tokens(state)
+        if turn % 2:
+            bare.append(floor.seconds(tokens))
+        elapsed, answer = ask(client, decision(state))
+        if not turn % 2:
+            bare.append(floor.seconds(tokens))
+        result = answer["result"]
+        if result["prompt_sha256"] != prompt_sha256(tokens) or result["tokens"]["evaluated"] != len(tokens):
+            raise SystemExit("the server did not evaluate the same tokens; this comparison would mean nothing")
+        http.append(elapsed)
+        counts.append(len(tokens))
+    return Row(round(statistics.mean(counts)), statistics.median(http), statistics.median(bare))
+
+
+def evaluated_tokens(client: httpx.Client) -> dict[str, list[int]]:
+    """Tokens evaluated per decision of the two stored workloads, by the engine's own count."""
+    tickets = json.loads((WORKLOADS / "ticket-routing.json").read_text())
+    singly = [ask(client, {"decision": ticket})[1]["result"]["tokens"]["evaluated"] for ticket in tickets]
+    questions = json.loads((WORKLOADS / "ticket-three-questions.json").read_text())
+    together = ask(client, {"decisions": questions})[1]["results"]
+    return {
+        "ticket-routing, one by one": singly,
+        "ticket-three-questions, one request": [result["tokens"]["evaluated"] for result in together],
+    }
+
+
+def embedded_model() -> Path:
+    """The embedded model, fetched if need be."""
+    from switchyard.catalogue import find
+    from switchyard.pull import pull
+
+    return pull(find("gemma-3-270m"))
+
+
+def main() -> int:
+    """Measure and print; the status is 1 when the overhead is over its limit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a GGUF file (default: the embedded model)")
+    parser.add_argument("--threads", type=int, default=cores.usable())
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    given = parser.parse_args()
+    model = given.model or embedded_model()
+    shape = {"context_tokens": CONTEXT_TOKENS, "batch_tokens": BATCH_TOKENS, "threads": given.threads}
+    floor, rng = Floor(model, threads=given.threads), random.Random(1)
+    with serving(model, reuse_prefixes=False, **shape) as client:
+        measure(client, floor, SIZES[0], repeats=2, rng=rng)
+        rows = [measure(client, floor, size, repeats=given.repeats, rng=rng) for size in SIZES]
+    with serving(model, **shape) as client:
+        counts = evaluated_tokens(client)
+
+    print(f"{model.name}, {given.threads} threads, median of {given.repeats}; cold decisions over HTTP / bare decode")
+    print(f"{'tokens':>8} {'HTTP ms':>10} {'decode ms':>10} {'ratio':>7}")
+    for row in rows:
+        print(f"{row.tokens:>8} {row.http_s * 1000:>10.1f} {row.decode_s * 1000:>10.1f} {row.ratio:>7.3f}")
+    overall = statistics.median(row.ratio for row in rows)
+    print(f"median ratio {overall:.3f} (limit {LIMIT})")
+    for name, values in counts.items():
+        print(f"evaluated tokens, {name}: {values}")
+    if given.json:
+        figures = {"model": model.name, "threads": given.threads, "median_ratio": overall, "evaluated_tokens": counts}
+        given.json.write_text(json.dumps(figures | {"rows": [asdict(r) | {"ratio": r.ratio} for r in rows]}, indent=2))
+    return 0 if overall <= LIMIT else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
