@@ -11,6 +11,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+# Threads that spin at barriers starve each other where tests and servers share two cores; these sleep instead. Read
+# by OpenMP when llama.cpp is loaded, and inherited by every server that the tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Helper modules of the tests (stub_engine, live_server, tiny_models) are imported by name.
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -77,7 +77,7 @@ class Detail:
     type: str = "value_error"
 
 
-class Problem(Exception):
+class Problem(Exception):  # noqa: N818 - the term of RFC 9457
     """A request that cannot be answered, in terms that no contract owns yet.
 
     Args:
@@ -142,9 +142,7 @@ def systemone_error(problem: Problem) -> tuple[int, dict[str, Any]]:
     status = problem.row.systemone_status
     if status == 422:
         details = problem.details or (Detail((), problem.message, problem.kind.value),)
-        return status, {
-            "detail": [{"loc": ["body", *d.loc], "msg": d.message, "type": d.type} for d in details]
-        }
+        return status, {"detail": [{"loc": ["body", *d.loc], "msg": d.message, "type": d.type} for d in details]}
     detail: dict[str, Any] = {"error_type": problem.kind.value, "message": problem.message} | problem.counts
     if problem.row.retryable:
         detail["retryable"] = True

@@ -43,7 +43,9 @@ class Settings(BaseSettings):
         0, description="Layers on the GPU, -1 for all. Not 0: refuse to start without a GPU that takes them."
     )
     context_tokens: Annotated[int, Field(ge=0)] = Field(
-        0, description="Largest prompt plus generated text of one request, in tokens; 0 means 8192 or what the model allows."
+        0,
+        description="Largest prompt plus generated text of one request, in tokens; 0 means 8192, or less if the model "
+        "allows less.",
     )
     sequences: Annotated[int, Field(ge=4, le=256)] = Field(
         8, description="Sequences the context holds: running chats, kept prefixes and one to score on."
@@ -73,19 +75,28 @@ class Settings(BaseSettings):
         25.0, description="Seconds after SIGTERM in which accepted work is finished or failed."
     )
 
-    max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = Field(4 << 20, description="Largest request body, in bytes.")
+    max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = Field(
+        4 << 20, description="Largest request body, in bytes."
+    )
     upload_timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(
         10.0, description="Longest a request body may take to arrive, in seconds."
     )
     max_json_depth: Annotated[int, Field(ge=4, le=512)] = Field(64, description="Deepest nesting of a JSON body.")
-    max_questions: Annotated[int, Field(ge=1, le=400)] = Field(64, description="Questions (or decisions) in one request.")
-    max_options: Annotated[int, Field(ge=2, le=MAX_OPTIONS)] = Field(MAX_OPTIONS, description="Options of one question.")
+    max_questions: Annotated[int, Field(ge=1, le=400)] = Field(
+        64, description="Questions (or decisions) in one request."
+    )
+    max_options: Annotated[int, Field(ge=2, le=MAX_OPTIONS)] = Field(
+        MAX_OPTIONS, description="Options of one question."
+    )
     default_max_tokens: Annotated[int, Field(ge=1)] = Field(
-        512, description="Tokens a chat or completion generates when the caller sets no limit; ends with reason 'length'."
+        512,
+        description="Tokens a chat or completion generates when the caller sets no limit; it ends with reason 'length'.",
     )
     max_choices: Annotated[int, Field(ge=1, le=128)] = Field(8, description="Largest 'n' of a chat or completion.")
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log line written.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe log line written."
+    )
     log_raw_text: bool = Field(False, description="Log callers' text. Off unless you are allowed to store it.")
 
     @field_validator("model")
@@ -115,8 +126,8 @@ class Settings(BaseSettings):
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic-settings' signature
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, environment, file; no ``.env`` and no secrets folder, so that nothing surprising is read."""
         return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls))

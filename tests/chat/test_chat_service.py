@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
+
 from stub_engine import StubEngine
 from switchyard_runtime.chat_template import PLAIN_STOP_STRINGS, ChatTemplate
 from switchyard_runtime.contracts import chat

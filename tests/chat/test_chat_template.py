@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from switchyard_runtime.chat_template import PLAIN_STOP_STRINGS, BadTemplateError, ChatTemplate
 from switchyard_runtime.engine.interface import Piece
 from switchyard_runtime.errors import Kind, Problem

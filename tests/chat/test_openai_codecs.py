@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
 from switchyard_runtime.contracts import chat, completions, embeddings
 from switchyard_runtime.contracts.openai_text import fingerprint, sse, sse_error
 from switchyard_runtime.decision import TokenCounts

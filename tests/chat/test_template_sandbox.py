@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+
 from switchyard_runtime import template_sandbox
 from switchyard_runtime.chat_template import BadTemplateError, ChatTemplate
 from switchyard_runtime.errors import Kind, Problem

@@ -8,6 +8,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+
 from switchyard_runtime.decision import Answer, DecisionRequest, Timing, TokenCounts
 
 # Examples are counted, not timed: how long one takes depends on what else the machine does.

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jevcompat.validate import choice_confidence as reference_choice_confidence
 from jevcompat.validate import score_confidence as reference_score_confidence
+
 from switchyard_runtime.contracts.answer_details import (
     argmax,
     choice_confidence,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Decision
+
 from switchyard_runtime.contracts import openai_decisions
 from switchyard_runtime.contracts.limits import Limits
 from switchyard_runtime.errors import Kind, Problem

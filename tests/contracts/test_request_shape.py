@@ -7,6 +7,7 @@ import json
 import typing
 
 import pytest
+
 from switchyard_runtime.contracts.dispatch import Shape, shape
 from switchyard_runtime.errors import Kind, Problem
 

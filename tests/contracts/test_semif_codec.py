@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from switchyard_runtime.contracts import semif
 from switchyard_runtime.contracts.limits import Limits
 from switchyard_runtime.errors import Kind, Problem

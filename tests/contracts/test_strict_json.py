@@ -9,6 +9,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from switchyard_runtime.errors import Kind, Problem
 from switchyard_runtime.strict_json import MAX_INTEGER_DIGITS, parse
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jevcompat.validate import validate_answer
+from typesafe_sdk import SystemOneResponse
+
 from switchyard_runtime.contracts import systemone
 from switchyard_runtime.contracts.limits import Limits
 from switchyard_runtime.errors import Kind, Problem
-from typesafe_sdk import SystemOneResponse
 
 NOUL: dict[str, Any] = {"type": "noul", "instructions": "Refund?"}
 CHOICE: dict[str, Any] = {"type": "choice", "instructions": "Team?", "criteria": {"Billing": "Payments", "Sales": None}}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Discriminator, Field, ValidationError, field_validator
+
 from switchyard_runtime.contracts import openai_decisions, semif, systemone
 from switchyard_runtime.contracts.limits import Limits
 from switchyard_runtime.contracts.text import labelled, render
