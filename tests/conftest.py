@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -23,6 +24,10 @@ from stub_engine import StubEngine
 from switchyard_runtime.http.app import create_app
 from switchyard_runtime.http.runtime import Runtime, build_services
 from switchyard_runtime.settings import Settings
+
+# Examples are counted, not timed: how long one takes depends on what else the machine does.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 EMBEDDED_MODEL = "gemma-3-270m"
 

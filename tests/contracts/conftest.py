@@ -6,14 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import hypothesis
 import pytest
 
 from switchyard_runtime.decision import Answer, DecisionRequest, Timing, TokenCounts
-
-# Examples are counted, not timed: how long one takes depends on what else the machine does.
-hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("untimed")
 
 
 class FakeIdentity:
