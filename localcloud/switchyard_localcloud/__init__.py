@@ -1,0 +1,27 @@
+"""A local AWS cloud for Switchyard: ministack, with SageMaker endpoints as real processes.
+
+``LocalCloud(home)`` starts one as a context manager; ``python -m switchyard_localcloud --home DIR`` from a shell. A
+program reaches it with ``{**os.environ, **cloud.environment()}``: plain boto3, plain ``cdk``. What it emulates, what it
+does otherwise than AWS, and what it refuses is in ``docs/explanation/local-cloud.md``.
+"""
+
+from switchyard_localcloud.cloud import (
+    LocalCloud,
+    client,
+    endpoint_processes,
+    register_image,
+    running_cloud,
+    stop_cloud,
+)
+from switchyard_localcloud.details import CloudDetails, read_details
+
+__all__ = [
+    "CloudDetails",
+    "LocalCloud",
+    "client",
+    "endpoint_processes",
+    "read_details",
+    "register_image",
+    "running_cloud",
+    "stop_cloud",
+]

@@ -1,0 +1,78 @@
+"""IAM for the services that ministack does not know: which action a request is, and on which resource."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ministack.core import iam_actions
+from ministack.core.responses import get_account_id, get_region
+
+from switchyard_localcloud import wire
+from switchyard_localcloud.sagemaker.names import arn
+
+SAGEMAKER = "sagemaker"
+RUNTIME = "sagemaker-runtime"
+SCALING = "application-autoscaling"
+
+_STREAM_SUFFIX = "-response-stream"
+_KINDS = {"Model": "model", "EndpointConfig": "endpoint-config", "Endpoint": "endpoint"}
+
+
+def extend() -> None:
+    """Teach ministack's enforcement the added services."""
+    iam_actions.SERVICE_TO_IAM_NAMESPACE.update({SAGEMAKER: SAGEMAKER, RUNTIME: SAGEMAKER, SCALING: SCALING})
+    action, resource = iam_actions.extract_iam_action, iam_actions.extract_resource_arn
+
+    def extract_action(service: str, method: str, path: str, headers: Any, body: bytes, query: Any) -> Any:
+        if service == RUNTIME:
+            streamed = path.endswith(_STREAM_SUFFIX)
+            return f"sagemaker:InvokeEndpoint{'WithResponseStream' if streamed else ''}"
+        if service in (SAGEMAKER, SCALING):
+            return f"{service}:{wire.operation(headers)}"
+        return action(service, method, path, headers, body, query)
+
+    def extract_resource(
+        service: str, method: str, path: str, headers: Any, body: bytes, query: Any, region: str, account: str
+    ) -> Any:
+        if service == RUNTIME:
+            return arn("endpoint", path.strip("/").split("/")[1])
+        if service == SAGEMAKER:
+            return sagemaker_resource(wire.operation(headers), _members(body))
+        if service == SCALING:
+            return scaling_resource(_members(body))
+        return resource(service, method, path, headers, body, query, region, account)
+
+    iam_actions.extract_iam_action = extract_action
+    iam_actions.extract_resource_arn = extract_resource
+
+
+def sagemaker_resource(operation: str, members: Mapping[str, Any]) -> str:
+    """The resource that a policy must allow for an operation of the SageMaker API; ``*`` for lists."""
+    if operation in ("AddTags", "DeleteTags", "ListTags"):
+        return str(members.get("ResourceArn", "*"))
+    if operation.startswith("List"):
+        return "*"
+    noun = operation
+    for verb in ("Create", "Describe", "Update", "Delete"):
+        noun = noun.removeprefix(verb)
+    noun = noun.removesuffix("WeightsAndCapacities")
+    if noun in _KINDS and isinstance(name := members.get(f"{noun}Name"), str):
+        return arn(_KINDS[noun], name)
+    return "*"
+
+
+def scaling_resource(members: Mapping[str, Any]) -> str:
+    """The scalable target that a policy must allow; Application Auto Scaling's descriptions take ``*``."""
+    if isinstance(members.get("ResourceId"), str):
+        return f"arn:aws:application-autoscaling:{get_region()}:{get_account_id()}:scalable-target/*"
+    return "*"
+
+
+def _members(body: bytes) -> Mapping[str, Any]:
+    try:
+        members = json.loads(body or b"{}")
+    except ValueError:
+        return {}
+    return members if isinstance(members, dict) else {}

@@ -1,0 +1,128 @@
+"""Adds the missing services to ministack, and replaces the answers of its that would only pretend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ministack.app as ministack
+from ministack.core import router
+from ministack.core.concurrency import run_offloop
+from ministack.services import cloudwatch
+
+from switchyard_localcloud import iam, wire
+from switchyard_localcloud.autoscaling import ApplicationAutoScaling
+from switchyard_localcloud.cloudformation import alarms as alarm_resources
+from switchyard_localcloud.cloudformation import buckets as bucket_resources
+from switchyard_localcloud.cloudformation import sagemaker as sagemaker_resources
+from switchyard_localcloud.cloudformation import scaling as scaling_resources
+from switchyard_localcloud.cloudformation.handler import register
+from switchyard_localcloud.cloudwatch import alarms
+from switchyard_localcloud.details import CloudDetails
+from switchyard_localcloud.errors import ServiceError, not_emulated
+from switchyard_localcloud.options import Options
+from switchyard_localcloud.sagemaker.control import SageMaker
+from switchyard_localcloud.sagemaker.invoke import Runtime
+from switchyard_localcloud.wire import Parameters, Response
+
+_Handler = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What was added."""
+
+    sagemaker: SageMaker
+    scaling: ApplicationAutoScaling
+    runtime: Runtime
+
+
+def install(*, cloud: CloudDetails, options: Options) -> Installed:
+    """Extend ministack in this process. Once only."""
+    sagemaker = SageMaker(cloud=cloud, options=options)
+    scaling = ApplicationAutoScaling(sagemaker.endpoints)
+    runtime = Runtime(sagemaker.endpoints, options)
+    _serve_services(sagemaker, scaling, runtime)
+    _take_metric_math()
+    _refuse_builds()
+    register([*sagemaker_resources.handlers(sagemaker), *scaling_resources.handlers(scaling)])
+    alarm_resources.extend()
+    bucket_resources.extend()
+    iam.extend()
+    return Installed(sagemaker, scaling, runtime)
+
+
+def start_evaluating_alarms(stop: threading.Event) -> threading.Thread:
+    """Evaluate alarms until ``stop``."""
+    thread = threading.Thread(target=alarms.keep_evaluating, args=(stop,), daemon=True)
+    thread.start()
+    return thread
+
+
+def _serve_services(sagemaker: SageMaker, scaling: ApplicationAutoScaling, runtime: Runtime) -> None:
+    router.SERVICE_PATTERNS[iam.SAGEMAKER] = {"target_prefixes": ["SageMaker."]}
+    router.SERVICE_PATTERNS[iam.SCALING] = {"target_prefixes": ["AnyScaleFrontendService."]}
+    router.SERVICE_PATTERNS[iam.RUNTIME] = {}
+    ministack.SERVICE_HANDLERS[iam.SAGEMAKER] = _json_service(sagemaker.perform)
+    ministack.SERVICE_HANDLERS[iam.SCALING] = _json_service(scaling.perform)
+
+    async def invoke(_method: str, path: str, headers: dict[str, str], body: bytes, _query: Any) -> Response:
+        try:
+            return await runtime.handle(path, headers, body)
+        except ServiceError as error:
+            return wire.refuse(error)
+
+    ministack.SERVICE_HANDLERS[iam.RUNTIME] = invoke
+    detect = ministack.detect_service
+
+    def detect_service(method: str, path: str, headers: dict[str, str], query: Any) -> Any:
+        # Both sign as "sagemaker"; only the control plane names its operation in a header.
+        found = detect(method, path, headers, query)
+        return iam.RUNTIME if found == iam.SAGEMAKER and path.startswith("/endpoints/") else found
+
+    ministack.detect_service = detect_service
+
+
+def _json_service(perform: Callable[[str, Parameters], Parameters]) -> _Handler:
+    def work(headers: dict[str, str], body: bytes) -> Response:
+        try:
+            return wire.answer(perform(wire.operation(headers), wire.read(body)))
+        except ServiceError as error:
+            return wire.refuse(error)
+
+    async def handle(_method: str, _path: str, headers: dict[str, str], body: bytes, _query: Any) -> Response:
+        answer: Response = await run_offloop(work, headers, body)
+        return answer
+
+    return handle
+
+
+def _take_metric_math() -> None:
+    plain = cloudwatch._put_metric_alarm
+
+    def put(params: Any, members: Parameters, is_cbor: bool, is_json: bool = False) -> Any:
+        named = members if is_cbor or is_json else {}
+        if not named.get("Metrics"):
+            return plain(params, members, is_cbor, is_json)
+        try:
+            alarms.put({key: value for key, value in members.items() if key != "Tags"})
+        except ServiceError as error:
+            return cloudwatch._error(error.code, error.message, 400, use_json=is_json, use_cbor=is_cbor)
+        return cloudwatch._cbor_ok({}) if is_cbor else cloudwatch._json_ok({})
+
+    cloudwatch._put_metric_alarm = put
+    cloudwatch._evaluate_alarm = alarms.evaluate
+
+
+def _refuse_builds() -> None:
+    """Without Docker ministack reports builds as succeeded that never ran."""
+    codebuild = ministack.SERVICE_HANDLERS["codebuild"]
+
+    async def handle(method: str, path: str, headers: dict[str, str], body: bytes, query: Any) -> Any:
+        if wire.operation(headers) in ("StartBuild", "StartBuildBatch"):
+            return wire.refuse(not_emulated("builds: it has no CodeBuild runner"))
+        return await codebuild(method, path, headers, body, query)
+
+    ministack.SERVICE_HANDLERS["codebuild"] = handle

@@ -1,0 +1,1 @@
+"""Amazon SageMaker AI: models, endpoint configurations, endpoints as real processes, and their invocation."""

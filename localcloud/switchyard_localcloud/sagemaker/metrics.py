@@ -1,0 +1,48 @@
+"""The ``AWS/SageMaker`` metrics that invocations leave behind, so that alarms have something to watch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from ministack.services import cloudwatch
+
+NAMESPACE = "AWS/SageMaker"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one invocation ended.
+
+    Attributes:
+        status: Status that the caller got: 200, 4xx, 5xx, or 424 for a container's error.
+        container_status: Status that the container gave; 0 when it gave none.
+        model_s: Seconds that the container took.
+        concurrent: Invocations in flight when it began, itself included.
+    """
+
+    status: int
+    container_status: int
+    model_s: float
+    concurrent: int
+
+
+def record(endpoint: str, variant: str, outcome: Outcome) -> None:
+    """Publish the metrics of one invocation, within the caller's account and region."""
+    dimensions = {"EndpointName": endpoint, "VariantName": variant}
+    client = HTTPStatus.BAD_REQUEST <= outcome.container_status < HTTPStatus.INTERNAL_SERVER_ERROR
+    server = outcome.container_status >= HTTPStatus.INTERNAL_SERVER_ERROR or outcome.container_status == 0
+    values = {
+        "Invocations": (1.0, "None"),
+        "InvocationsPerInstance": (1.0, "None"),
+        "Invocation4XXErrors": (float(client), "None"),
+        "Invocation5XXErrors": (float(server), "None"),
+        "InvocationModelErrors": (float(client or server), "None"),
+        "ModelLatency": (outcome.model_s * 1e6, "Microseconds"),
+        "OverheadLatency": (0.0, "Microseconds"),
+        "ConcurrentRequestsPerModel": (float(outcome.concurrent), "Count"),
+        "ConcurrentRequestsPerModelHighResolution": (float(outcome.concurrent), "Count"),
+    }
+    for name, (value, unit) in values.items():
+        cloudwatch.record_metric(NAMESPACE, name, value, unit, dimensions)
+    cloudwatch._evaluate_all_alarms()
