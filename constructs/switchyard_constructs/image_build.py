@@ -1,0 +1,181 @@
+"""The CodeBuild project that builds a container image on a pinned base and pushes it to a repository."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import aws_cdk as cdk
+from aws_cdk import aws_ecr as ecr
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_logs as logs
+from aws_cdk import aws_s3_assets as s3_assets
+from aws_cdk import region_info
+from constructs import Construct
+
+from switchyard_constructs.build_project import BuildProject
+from switchyard_constructs.image_repository import PULL_ACTIONS
+from switchyard_constructs.images import ImageReference
+from switchyard_constructs.nag import acknowledge, acknowledge_wildcard, resource_from
+from switchyard_constructs.refusal import Refused
+
+PUSH_ACTIONS = (
+    "ecr:CompleteLayerUpload",
+    "ecr:InitiateLayerUpload",
+    "ecr:PutImage",
+    "ecr:UploadLayerPart",
+)
+"""What a principal needs on a repository, beside pulling, to push to it."""
+
+
+class ImageBuild(Construct):
+    """Build an image with Docker and push it, under a tag that is a hash of what it is made of.
+
+    Tags of the repository cannot be moved, so the same source, Dockerfile and base give the same tag, and a second
+    build of them pushes nothing and exports the digest of the first.
+
+    The role pulls the base, pushes to the repository, and nothing else. The build exports ``IMAGE_DIGEST``, which a
+    release manifest records, and ``IMAGE_URI``.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import aws_cdk as cdk
+        >>> from aws_cdk import aws_s3_assets as s3_assets
+        >>> from switchyard_constructs.image_build import ImageBuild
+        >>> from switchyard_constructs.image_repository import ImageRepository
+        >>> from switchyard_constructs.images import ImageReference
+        >>> stack = cdk.Stack(cdk.App(), "Build")
+        >>> images = ImageRepository(stack, "Decision", removal_policy=cdk.RemovalPolicy.DESTROY)
+        >>> build = ImageBuild(
+        ...     stack,
+        ...     "Cpu",
+        ...     repository=images.repository,
+        ...     base=ImageReference.dlc(digest="sha256:" + "0" * 64),
+        ...     source=s3_assets.Asset(stack, "Source", path="runtime"),
+        ...     buildspec=Path("images/image.buildspec.yml"),
+        ...     dockerfile="images/cpu.Dockerfile",
+        ... )
+        >>> output = cdk.CfnOutput(stack, "Project", value=build.project_name)
+
+    Attributes:
+        project: The CodeBuild project.
+        project_name: Its name.
+        role: Its role.
+        log_group: Its log group.
+        tag: The tag that it pushes.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        id: str,
+        *,
+        repository: ecr.IRepository,
+        base: ImageReference,
+        source: s3_assets.Asset,
+        buildspec: Path,
+        dockerfile: str,
+        project_name: str | None = None,
+        encryption_key: kms.IKey | None = None,
+        log_retention: logs.RetentionDays = logs.RetentionDays.THREE_MONTHS,
+        removal_policy: cdk.RemovalPolicy = cdk.RemovalPolicy.DESTROY,
+        timeout: cdk.Duration | None = None,
+    ) -> None:
+        """Make the project.
+
+        Args:
+            scope: The parent.
+            id: The identifier in the parent.
+            repository: The repository to push to.
+            base: The image that the Dockerfile starts from (its ``BASE_IMAGE`` argument); the build runs on a machine
+                of its architecture.
+            source: The files that the build needs: the Dockerfile and all that it copies.
+            buildspec: The build specification; its text becomes part of the project.
+            dockerfile: The Dockerfile, relative to the source.
+            project_name: The name of the project; without one, CloudFormation makes it up.
+            encryption_key: A KMS key for the project and its log; its policy has to let CloudWatch Logs use it.
+            log_retention: How long its log is kept.
+            removal_policy: What becomes of its log when the stack is deleted.
+            timeout: The longest that a build may take; 1 hour by default.
+
+        Raises:
+            Refused: The Dockerfile is not a relative path, or the build specification is unusable.
+        """
+        super().__init__(scope, id)
+        if not dockerfile or dockerfile.startswith("/") or ".." in Path(dockerfile).parts:
+            raise Refused(f"dockerfile {dockerfile!r} is not inside the source; write its path from the source's root")
+        made_of = f"{source.asset_hash}\n{dockerfile}\n{base.repository}\n{base.digest}"
+        self.tag = f"{Path(dockerfile).stem.lower()}-{hashlib.sha256(made_of.encode()).hexdigest()[:32]}"
+        stack = cdk.Stack.of(self)
+        base_account, base_region = _registry(stack, base)
+        base_registry = f"{base_account}.dkr.ecr.{base_region}.{stack.url_suffix}"
+        build = BuildProject(
+            self,
+            "Build",
+            description=f"Builds {dockerfile} for {base.architecture.value} and pushes it",
+            source=source,
+            buildspec=buildspec,
+            architecture=base.architecture,
+            environment={
+                "REPOSITORY": repository.repository_name,
+                "REPOSITORY_URI": repository.repository_uri,
+                "IMAGE_TAG": self.tag,
+                "DOCKERFILE": dockerfile,
+                "BASE_REGISTRY": base_registry,
+                "BASE_REGION": base_region,
+                "BASE_IMAGE": f"{base_registry}/{base.repository}@{base.digest}",
+            },
+            docker=True,
+            project_name=project_name,
+            encryption_key=encryption_key,
+            log_retention=log_retention,
+            removal_policy=removal_policy,
+            timeout=timeout or cdk.Duration.hours(1),
+        )
+        self.project = build.project
+        self.project_name = build.project_name
+        self.role = build.role
+        self.log_group = build.log_group
+        acknowledge(
+            self.project,
+            "AwsSolutions-CB3",
+            reason="Docker builds need privileged mode; the project has no other trigger than its own account.",
+        )
+
+        self.role.add_to_policy(
+            iam.PolicyStatement(sid="LogIn", actions=["ecr:GetAuthorizationToken"], resources=["*"])
+        )
+        acknowledge_wildcard(
+            self.role, "*", reason="ecr:GetAuthorizationToken has no resource; what it opens is granted below."
+        )
+        self.role.add_to_policy(
+            iam.PolicyStatement(
+                sid="PullBase",
+                actions=list(PULL_ACTIONS),
+                resources=[
+                    stack.format_arn(
+                        service="ecr",
+                        account=base_account,
+                        region=base_region,
+                        resource="repository",
+                        resource_name=base.repository,
+                    )
+                ],
+            )
+        )
+        self.role.add_to_policy(
+            iam.PolicyStatement(
+                sid="PushImage",
+                actions=[*PULL_ACTIONS, *PUSH_ACTIONS],
+                resources=[resource_from(self, repository.stack, repository.repository_arn)],
+            )
+        )
+
+
+def _registry(stack: cdk.Stack, image: ImageReference) -> tuple[str, str]:
+    """The account and the region of the registry that holds an image."""
+    account = image.account
+    if account is None:
+        account = stack.regional_fact(region_info.FactName.DLC_REPOSITORY_ACCOUNT) if image.published else stack.account
+    return account, image.region or stack.region
