@@ -88,5 +88,5 @@ def server(gemma: Path) -> Iterator[ServerProcess]:
     """A real server process with the embedded model, ready to answer."""
     # The engine refuses what it cannot finish by the deadline; on a machine as busy as one that runs tests, a question
     # with 255 options would be refused by the default.
-    with ServerProcess(model=gemma, model_id=EMBEDDED_MODEL, threads=1, deadline_s=600).running() as process:
+    with ServerProcess(model=gemma, model_id=EMBEDDED_MODEL, threads=2, deadline_s=600).running() as process:
         yield process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import platform
 import time
@@ -99,6 +100,7 @@ class Identity:
         }
 
 
+@functools.cache
 def hardware() -> str:
     """The processor's name, or its architecture where no name can be read."""
     try:

@@ -90,7 +90,7 @@ class Settings(BaseSettings):
     )
     default_max_tokens: Annotated[int, Field(ge=1)] = Field(
         512,
-        description="Tokens a chat or completion generates when the caller sets no limit; it ends with reason 'length'.",
+        description="Tokens a chat or completion generates when the caller sets no limit; ends with reason 'length'.",
     )
     max_choices: Annotated[int, Field(ge=1, le=128)] = Field(8, description="Largest 'n' of a chat or completion.")
 

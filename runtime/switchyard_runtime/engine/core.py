@@ -259,11 +259,11 @@ class LlamaEngine:
             )
         own, left = self._meter.seconds(tokens), deadline - time.monotonic()
         if own > left:
-            raise Problem(
-                Kind.OVER_BUDGET,
-                f"The request has {tokens} tokens to evaluate, which takes about {own:.1f} s on this machine, and "
-                f"{max(left, 0):.1f} s are left; shorten it, or raise deadline_s on the server.",
-                counts={"counted_tokens": tokens, "allowed_tokens": int(self._meter.rate * max(left, 0))},
+            raise self._refusal(
+                Kind.DEADLINE,
+                f"the request has {tokens} tokens to evaluate, which takes about {own:.1f} s at this machine's present "
+                f"speed, and {max(left, 0):.1f} s are left; shorten it, or raise deadline_s on the server",
+                max(1000, math.ceil((own - left) * 1000)),
             )
         if ahead + own > left:
             raise self._refusal(
