@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 
 def sentences(error: ValidationError) -> str:
     """One line for each fault: its place in the file, what is wrong, and the value where it is short."""
     return "\n".join(
-        f"- {'.'.join(str(step) for step in fault['loc']) or 'file'}: {_said(fault['msg'])}{_value(fault)}"
+        f"- {'.'.join(str(step) for step in fault['loc']) or 'file'}: {_said(fault)}{_value(fault)}"
         for fault in error.errors(include_url=False)
     )
 
 
-def _said(message: str) -> str:
-    return message.removeprefix("Value error, ")
+def _said(fault: ErrorDetails) -> str:
+    if fault["type"] == "extra_forbidden":
+        return "there is no such field; see docs/reference for those that there are"
+    return fault["msg"].removeprefix("Value error, ")
 
 
-def _value(fault: object) -> str:
-    value = fault.get("input") if isinstance(fault, dict) and fault.get("type") not in _TELLING else None
-    shown = "" if value is None or isinstance(value, (dict, list, tuple)) else repr(value)
-    return f" (it is {shown})" if 0 < len(shown) <= 100 else ""
+def _value(fault: ErrorDetails) -> str:
+    value = fault["input"]
+    if fault["type"] in _TELLING or isinstance(value, (dict, list, tuple)):
+        return ""
+    shown = repr(value)
+    return f" (it is {shown})" if len(shown) <= 100 else ""
 
 
 # Kinds whose message tells the value already, or where there is none.

@@ -1,0 +1,543 @@
+"""Environment files and release manifests: what is refused, with which sentence, and that ours are accepted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from switchyard.bucket_names import bucket_name_fault
+from switchyard.catalogue import catalogue
+from switchyard.environment import (
+    FOLDER,
+    Environment,
+    check_release,
+    environment_names,
+    load_environment,
+    parse_environment,
+)
+from switchyard.exit_codes import CommandError, ExitCode
+from switchyard.model_manifest import manifest_sha256, model_manifest, model_prefix
+from switchyard.release_manifest import Release, load_release, parse_release
+
+DIGEST = "sha256:" + "a" * 64
+
+
+def decision(**changes: Any) -> dict[str, Any]:
+    """A decision endpoint that is accepted, with changes; a change to None removes the field."""
+    fields = {"kind": "decision", "hardware": "cpu", "instance_type": "ml.c7i.xlarge", **changes}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def on_gpu(**changes: Any) -> dict[str, Any]:
+    return decision(**{"hardware": "cuda", "instance_type": "ml.g6e.xlarge", "gpu_layers": -1, **changes})
+
+
+def environment(endpoint: Mapping[str, Any] | None = None, **changes: Any) -> Environment:
+    data = {
+        "region": "us-east-1",
+        "removal_policy": "destroy",
+        "endpoints": {"one": endpoint if endpoint is not None else decision()},
+        **changes,
+    }
+    return parse_environment(data, name="test", source="test.toml")
+
+
+def pool(*places: tuple[str, int]) -> list[dict[str, Any]]:
+    return [{"instance_type": instance_type, "priority": priority} for instance_type, priority in places]
+
+
+def manifest() -> dict[str, Any]:
+    """The sample manifest, as a fresh dictionary."""
+    content: dict[str, Any] = json.loads((FOLDER.parent / "releases" / "sample.json").read_text())
+    return content
+
+
+def scaling(low: int = 1, high: int = 2, **more: Any) -> dict[str, Any]:
+    return {"min_instances": low, "max_instances": high, "target_concurrency": 4, **more}
+
+
+def schedule(name: str, low: int, high: int) -> dict[str, Any]:
+    return {"name": name, "cron": "cron(0 7 ? * * *)", "min_instances": low, "max_instances": high}
+
+
+KEY = "arn:aws:kms:us-east-1:111122223333:key/00000000-0000-0000-0000-000000000000"
+
+# What the file says: the endpoint, other changes, and the sentence.
+ENDPOINTS_REFUSED = {
+    "both a type and a pool": (
+        decision(instance_pool=pool(("ml.c6i.xlarge", 1))),
+        "both of instance_type and instance_pool are set; set exactly one of them",
+    ),
+    "neither a type nor a pool": (
+        decision(instance_type=None),
+        "neither of instance_type and instance_pool are set; set exactly one of them",
+    ),
+    "a priority given twice": (
+        decision(instance_type=None, instance_pool=pool(("ml.c6i.xlarge", 1), ("ml.c7i.xlarge", 1))),
+        "priority 1 is given twice in the instance pool; give each type its own",
+    ),
+    "a priority outside 1 to 5": (
+        decision(instance_type=None, instance_pool=pool(("ml.c6i.xlarge", 0))),
+        "'ml.c6i.xlarge' has priority 0 in the instance pool; give it one from 1 (first choice) to 5",
+    ),
+    "a type in the pool twice": (
+        decision(instance_type=None, instance_pool=pool(("ml.c6i.xlarge", 1), ("ml.c6i.xlarge", 2))),
+        "instance type 'ml.c6i.xlarge' is in the instance pool twice",
+    ),
+    "a pool of six": (
+        decision(
+            instance_type=None,
+            instance_pool=pool(*((f"ml.c6i.{n}xlarge", n) for n in (1, 2, 3, 4, 5)), ("ml.c7i.xlarge", 5)),
+        ),
+        "the instance pool has 6 places; SageMaker takes at most 5",
+    ),
+    "an instance type that is none": (
+        decision(instance_type="c7i.xlarge"),
+        "'c7i.xlarge' is not a SageMaker instance type",
+    ),
+    "an unknown family": (decision(instance_type="ml.c99.xlarge"), "is of the family 'c99', of which nothing is known"),
+    "x86 hardware on an Arm instance": (
+        decision(instance_type="ml.c7g.xlarge"),
+        "instance type 'ml.c7g.xlarge' is 'graviton' hardware, but the endpoint says 'cpu'",
+    ),
+    "a CPU endpoint on a GPU instance": (
+        decision(instance_type="ml.g6e.xlarge"),
+        "instance type 'ml.g6e.xlarge' is 'cuda' hardware, but the endpoint says 'cpu'",
+    ),
+    "a pool of two architectures": (
+        decision(instance_type=None, instance_pool=pool(("ml.c6i.xlarge", 1), ("ml.c7g.xlarge", 2))),
+        "instance type 'ml.c7g.xlarge' is 'graviton' hardware, but the endpoint says 'cpu'",
+    ),
+    "a GPU for decisions without layers on it": (
+        on_gpu(gpu_layers=0),
+        "a decision endpoint on 'cuda' has gpu_layers 0, so its GPU would stay idle; set it to -1",
+    ),
+    "layers on a GPU that is not there": (
+        decision(gpu_layers=-1),
+        "gpu_layers is -1, but 'cpu' instances have no GPU; remove it, or set hardware to 'cuda'",
+    ),
+    "a GPU's AMI without a GPU": (
+        decision(inference_ami="al2023-ami-sagemaker-inference-gpu-4-1"),
+        "inference_ami is 'al2023-ami-sagemaker-inference-gpu-4-1', which is for GPU instances",
+    ),
+    "more threads than processors": (decision(threads=8), "threads is 8, but 'ml.c7i.xlarge' has 4 vCPUs"),
+    "scale to zero": (
+        decision(scaling=scaling(low=0)),
+        "scaling has min_instances 0: an endpoint without inference components cannot scale to zero; set "
+        "min_instances to 1 or more",
+    ),
+    "scale to zero by schedule": (
+        decision(scaling=scaling(schedules=[schedule("night", 0, 1)])),
+        "schedule 'night' has min_instances 0: an endpoint without inference components cannot scale to zero",
+    ),
+    "limits the wrong way round": (
+        decision(scaling=scaling(low=3, high=2)),
+        "scaling has min_instances 3 above max_instances 2",
+    ),
+    "a schedule given twice": (
+        decision(scaling=scaling(schedules=[schedule("day", 1, 2), schedule("day", 1, 3)])),
+        "the schedule name 'day' is given twice",
+    ),
+    "more instances than scaling allows": (
+        decision(instances=3, scaling=scaling()),
+        "instances is 3, outside scaling's 1 to 2; set it within",
+    ),
+    "no instances": (
+        decision(instances=0),
+        "endpoints.one.instances: Input should be greater than or equal to 1 (it is 0)",
+    ),
+    "a hub for decisions": (
+        decision(hub={"repository": "a/b", "file": "c.gguf", "bytes": 1}),
+        "hub is set, but a decision endpoint takes its model from the release only; remove hub",
+    ),
+    "a hub and a model": (
+        decision(kind="chat", model="chat", hub={"repository": "a/b", "file": "c.gguf", "bytes": 1}),
+        "both hub and model 'chat' are set; remove one of them",
+    ),
+    "a timeout beyond SageMaker's": (decision(startup_timeout_s=3601), "less than or equal to 3600 (it is 3601)"),
+    "an unknown field": (decision(instance_count=1), "endpoints.one.instance_count: there is no such field"),
+    "an unknown kind": (decision(kind="embedding"), "endpoints.one.kind: Input should be 'chat' or 'decision'"),
+    "a caller that is no principal": (
+        decision(caller={"principals": ["*"]}),
+        "endpoints.one.caller.principals.0: String should match pattern",
+    ),
+}
+
+
+@pytest.mark.parametrize(("endpoint", "sentence"), ENDPOINTS_REFUSED.values(), ids=ENDPOINTS_REFUSED)
+def test_endpoint_refused(endpoint: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        environment(endpoint)
+    assert sentence in refused.value.message
+    assert "test.toml" in refused.value.message
+    assert "endpoints.one" in refused.value.message
+    assert refused.value.code is ExitCode.USAGE
+
+
+ENVIRONMENTS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a region without pools": (
+        {
+            "region": "eu-south-1",
+            "endpoints": {"one": decision(instance_type=None, instance_pool=pool(("ml.c6i.xlarge", 1)))},
+        },
+        "region 'eu-south-1' has no instance pools; set instance_type instead of instance_pool there, or use one of",
+    ),
+    "something that is no region": ({"region": "Frankfurt"}, "region: String should match pattern"),
+    "an account of 11 digits": ({"account": "11112222333"}, "account: String should match pattern"),
+    "a bucket name that cannot exist": (
+        {"artifacts": {"bucket_name": "Models"}},
+        "the bucket name 'Models' cannot exist: use lower-case letters, digits and hyphens only",
+    ),
+    "a repository with a tag": (
+        {"images": {"repository": "switchyard:latest"}},
+        "image repository 'switchyard:latest' is not a name that ECR takes: lower-case letters and digits, with . _ - "
+        "and / between them, no registry in front and no tag behind",
+    ),
+    "a registry without a repository": (
+        {"images": {"account": "111122223333"}},
+        "images: account is set and repository is not; name the repository that the account shares",
+    ),
+    "images built where none are pulled from": (
+        {"images": {"account": "111122223333", "repository": "a"}, "builds": {"images": ["cpu"]}},
+        "images are built here, but endpoints pull from account 111122223333",
+    ),
+    "days that CloudWatch does not offer": (
+        {"log_retention_days": 10},
+        "CloudWatch cannot keep logs for 10 days; use one of 1, 3, 5, 7, 14, 30",
+    ),
+    "a subnet in another region": (
+        {
+            "network": {
+                "kind": "existing",
+                "vpc_id": "vpc-0123456789abcdef0",
+                "subnets": {"eu-west-1a": "subnet-0123456789abcdef0"},
+            }
+        },
+        "availability zone 'eu-west-1a' is not in region 'us-east-1'; name one that is",
+    ),
+    "public addresses": (
+        {"network": {"kind": "created", "cidr": "8.8.0.0/16"}},
+        "'8.8.0.0/16' is not a private IPv4 network between /16 and /24",
+    ),
+    "a key of another region": (
+        {"encryption": {"kind": "existing", "key_arn": KEY.replace("us-east-1", "eu-west-1")}},
+        "is not in region 'us-east-1'; use one that is",
+    ),
+    "a removal policy that is none": ({"removal_policy": "snapshot"}, "removal_policy: Input should be 'destroy' or"),
+    "an address that is none": ({"alarms": {"emails": ["nobody"]}}, "alarms.emails.0: String should match pattern"),
+    "a budget of nothing": (
+        {"budget": {"monthly_usd": 0, "emails": ["a@example.com"]}},
+        "budget.monthly_usd: Input should be greater than or equal to 1 (it is 0)",
+    ),
+    "a budget that nobody hears of": ({"budget": {"monthly_usd": 5, "emails": []}}, "budget.emails: Tuple should have"),
+    "an endpoint name that SageMaker refuses": (
+        {"endpoints": {"my_endpoint": decision()}},
+        "endpoints.my_endpoint.[key]: String should match pattern",
+    ),
+    "a name inside": ({"name": "other"}, "the name is that of the file: remove it"),
+    "an unknown table": ({"endpointz": {}}, "endpointz: there is no such field"),
+}
+
+
+@pytest.mark.parametrize(("changes", "sentence"), ENVIRONMENTS_REFUSED.values(), ids=ENVIRONMENTS_REFUSED)
+def test_environment_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(CommandError, match=re.escape(sentence)):
+        environment(**changes)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    endpoints = {"one": decision(threads=99), "two": on_gpu(gpu_layers=0)}
+    with pytest.raises(CommandError) as refused:
+        environment(endpoints=endpoints)
+    assert "endpoints.one: threads is 99" in refused.value.message
+    assert "endpoints.two: a decision endpoint on 'cuda'" in refused.value.message
+
+
+def an_arm_image(content: dict[str, Any]) -> None:
+    content["images"]["decision"]["cpu"]["architecture"] = "arm64"
+
+
+def without_cpu_image(content: dict[str, Any]) -> None:
+    del content["images"]["decision"]["cpu"]
+
+
+def without_cuda(content: dict[str, Any]) -> None:
+    del content["images"]["decision"]["cuda"]["cuda"]
+
+
+def without_decision_model(content: dict[str, Any]) -> None:
+    del content["models"]["decision"]
+
+
+RELEASES_REFUSED: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], None] | None, str]] = {
+    "an image of another architecture": (
+        decision(),
+        an_arm_image,
+        "is built for arm64, but 'cpu' instances are x86_64: the container would not start",
+    ),
+    "CUDA 13 on an AMI with an older driver": (
+        on_gpu(inference_ami="al2-ami-sagemaker-inference-gpu-3-1"),
+        None,
+        "the image has CUDA 13.0, which needs NVIDIA driver 580, but inference AMI "
+        "'al2-ami-sagemaker-inference-gpu-3-1' has driver 550: the container would not start and would log nothing",
+    ),
+    "CUDA on a family that the AMI does not support": (
+        on_gpu(instance_type="ml.p3.2xlarge"),
+        None,
+        "instance type 'ml.p3.2xlarge' is not supported by inference AMI 'al2023-ami-sagemaker-inference-gpu-4-1'",
+    ),
+    "one such family in a pool": (
+        on_gpu(instance_type=None, instance_pool=pool(("ml.g6e.xlarge", 1), ("ml.p3.2xlarge", 2))),
+        None,
+        "instance type 'ml.p3.2xlarge' is not supported",
+    ),
+    "an AMI that is none": (on_gpu(inference_ami="newest"), None, "inference AMI 'newest' is not one of"),
+    "an image without CUDA on a GPU": (on_gpu(), without_cuda, "has no CUDA, so the GPUs of a 'cuda' endpoint would"),
+    "no image for the hardware": (
+        decision(),
+        without_cpu_image,
+        "release 'sample' has no decision image for cpu; it has cuda, graviton",
+    ),
+    "no model for the kind": (
+        decision(),
+        without_decision_model,
+        "release 'sample' has no model for the role 'decision'; it has chat",
+    ),
+    "no model for the role": (
+        decision(model="large"),
+        None,
+        "release 'sample' has no model for the role 'large'; it has chat, decision",
+    ),
+}
+
+
+@pytest.mark.parametrize(("endpoint", "change", "sentence"), RELEASES_REFUSED.values(), ids=RELEASES_REFUSED)
+def test_release_refused_by_environment(
+    endpoint: dict[str, Any], change: Callable[[dict[str, Any]], None] | None, sentence: str
+) -> None:
+    content = manifest()
+    if change is not None:
+        change(content)
+    release = parse_release(content, source="sample.json")
+    with pytest.raises(CommandError) as refused:
+        check_release(environment(endpoint), release)
+    assert "release 'sample' cannot run in environment 'test'" in refused.value.message
+    assert "- endpoints.one: " in refused.value.message
+    assert sentence in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (("images", "decision", "cpu", "digest"), "latest", "'latest', which is not a digest: a tag can be moved"),
+        (("images", "chat", "cpu", "digest"), "sha256:abc", "'sha256:abc', which is not a digest"),
+        (("images", "decision", "tpu"), {}, "images.decision.tpu.[key]: Input should be 'cpu', 'graviton' or 'cuda'"),
+        (("images", "decision", "cpu", "architecture"), "riscv", "Input should be 'x86_64' or 'arm64' (it is 'riscv')"),
+        (("models", "chat", "key"), "models/gemma/", "does not contain manifest_sha256"),
+        (("models", "chat", "bytes"), 0, "models.chat.bytes: Input should be greater than 0 (it is 0)"),
+        (("models",), {}, "models: Dictionary should have at least 1 item"),
+        (("format",), "switchyard-release/2", "format: Input should be 'switchyard-release/1'"),
+        (("extra",), 1, "extra: there is no such field"),
+    ],
+)
+def test_manifest_refused(path: tuple[str, ...], value: Any, sentence: str) -> None:
+    content = manifest()
+    place = content
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises(CommandError) as refused:
+        parse_release(content, source="r.json")
+    assert sentence in refused.value.message
+    assert "r.json" in refused.value.message
+
+
+def test_manifest_key_must_be_a_prefix_or_an_archive() -> None:
+    content = manifest()
+    content["models"]["chat"]["key"] = content["models"]["chat"]["key"].rstrip("/")
+    with pytest.raises(CommandError, match="is neither a prefix nor an archive"):
+        parse_release(content, source="r.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("switchyard-models", None),
+        ("a-1", None),
+        ("a" * 63, None),
+        ("ab", "it has 2 characters"),
+        ("a" * 64, "it has 64 characters"),
+        ("with.dot", "it has a dot"),
+        ("Upper", "lower-case letters"),
+        ("under_score", "lower-case letters"),
+        ("-begin", "begin and end"),
+        ("end-", "begin and end"),
+        ("xn--models", "begin with 'xn--'"),
+        ("models-s3alias", "end with '-s3alias'"),
+        ("models--x-s3", "end with '--x-s3'"),
+    ],
+)
+def test_bucket_names(name: str, fault: str | None) -> None:
+    found = bucket_name_fault(name)
+    assert found is None if fault is None else fault in (found or "")
+
+
+@pytest.mark.parametrize("name", environment_names())
+def test_ours_are_accepted_with_the_sample(name: str) -> None:
+    check_release(load_environment(name), load_release())
+
+
+def test_there_are_three() -> None:
+    assert environment_names() == ["dev", "prod", "staging"]
+
+
+def test_production_outlives_its_stacks_and_builds_nothing() -> None:
+    prod = load_environment("prod")
+    assert prod.removal_policy == "retain"
+    assert prod.account is not None
+    assert prod.builds.images == ()
+    assert prod.account in load_environment("staging").images.pull_accounts
+
+
+@pytest.mark.parametrize(
+    ("load", "what", "known"),
+    [
+        (lambda folder: load_environment("none", folder=folder), "environment 'none'", "Known environments: one."),
+        (lambda folder: load_release("none", folder=folder), "release 'none'", "Known releases: first."),
+        (lambda folder: load_release(str(folder / "gone.json"), folder=folder), "gone.json'", "Known releases: first."),
+    ],
+    ids=["environment", "release", "path"],
+)
+def test_missing_files(load: Callable[[Path], Any], what: str, known: str, tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text("")
+    (tmp_path / "first.json").write_text("")
+    with pytest.raises(CommandError, match="there is no") as refused:
+        load(tmp_path)
+    assert what in refused.value.message
+    assert known in (refused.value.hint or "")
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("region = ")
+    with pytest.raises(CommandError, match="cannot read the environment file"):
+        load_environment("bad", folder=tmp_path)
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(CommandError, match="cannot read the release manifest"):
+        load_release("bad", folder=tmp_path)
+
+
+def test_a_release_is_in_the_file_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text(json.dumps(manifest()))
+    with pytest.raises(CommandError, match=r"must be called sample\.json"):
+        load_release(str(tmp_path / "other.json"))
+
+
+def test_sample_names_the_embedded_model() -> None:
+    entry = catalogue()["gemma-3-270m"]
+    content = model_manifest(entry)
+    for role in ("chat", "decision"):
+        model = load_release().model(role)
+        assert model.key == model_prefix(entry, content)
+        assert model.manifest_sha256 == manifest_sha256(content)
+        assert (model.file, model.file_sha256, model.bytes) == (entry.file.name, entry.file.sha256, entry.file.size)
+
+
+def test_model_manifest_is_a_function_of_the_entry() -> None:
+    entry = catalogue()["gemma-3-270m"]
+    assert model_manifest(entry) == model_manifest(entry.model_copy(deep=True))
+    assert json.loads(model_manifest(entry))["files"][0]["sha256"] == entry.file.sha256
+    other = entry.model_copy(update={"summary": "Other words"})
+    assert model_manifest(other) == model_manifest(entry)
+
+
+def test_model_manifest_needs_the_size() -> None:
+    unpinned = catalogue()["qwen3.5-4b"]
+    with pytest.raises(CommandError, match="does not say how large"):
+        model_manifest(unpinned)
+    assert json.loads(model_manifest(unpinned, size=5))["files"][0]["size"] == 5
+    with pytest.raises(CommandError, match="has 5 bytes; the catalogue says 253113024"):
+        model_manifest(catalogue()["gemma-3-270m"], size=5)
+
+
+def models_within(model: type[BaseModel]) -> set[type[BaseModel]]:
+    """A model, and those of its fields, however deep."""
+    found = {model}
+    for field in model.model_fields.values():
+        stack: list[Any] = [field.annotation]
+        while stack:
+            annotation = stack.pop()
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                found |= models_within(annotation)
+            stack.extend(getattr(annotation, "__args__", ()))
+    return found
+
+
+def test_every_field_is_described() -> None:
+    for model in models_within(Environment) | models_within(Release):
+        for name, field in model.model_fields.items():
+            if name not in {"kind", "name"} or model.__name__ in {"Endpoint", "Schedule", "ReleasedModel"}:
+                assert field.description, f"{model.__name__}.{name}"
+
+
+def test_dev_shows_every_field() -> None:
+    text = (FOLDER / "dev.toml").read_text()
+    for model in models_within(Environment):
+        for name in model.model_fields:
+            if (model, name) != (Environment, "name"):
+                assert re.search(rf"\b{name} = |\[(?:[a-z]+\.)*{name}[\].]", text), f"{model.__name__}.{name}"
+
+
+def code_blocks(lines: list[str]) -> list[list[int]]:
+    """Runs of lines that are commented out and would be TOML without the comment sign."""
+    blocks: list[list[int]] = []
+    for number, line in enumerate(lines):
+        if re.match(r"# (?:[a-z_]+ = |\[|\]|    \{)", line):
+            if blocks and blocks[-1][-1] == number - 1:
+                blocks[-1].append(number)
+            else:
+                blocks.append([number])
+    return blocks
+
+
+DEV_LINES = (FOLDER / "dev.toml").read_text().splitlines()
+
+
+@pytest.mark.parametrize("block", code_blocks(DEV_LINES), ids=lambda block: DEV_LINES[block[0]])
+def test_what_dev_comments_out_is_in_the_right_place(block: list[int]) -> None:
+    lines = list(DEV_LINES)
+    for number in block:
+        lines[number] = lines[number].removeprefix("# ")
+    first = lines[block[0]]
+    if first.startswith(("kind", "instance_pool")):
+        # An alternative: it replaces the line of the same name, or the other way to say it.
+        other = "instance_type = " if first.startswith("instance_pool") else "kind = "
+        del lines[next(n for n in range(block[0] - 1, 0, -1) if DEV_LINES[n].startswith(other))]
+    data = tomllib.loads("\n".join(lines))
+    assert "there is no such field" not in refusal(data)
+
+
+def refusal(data: dict[str, Any]) -> str:
+    """Why these are refused together, or nothing: some examples need another environment than dev."""
+    try:
+        parse_environment(data, name="dev", source="dev.toml")
+    except CommandError as refused:
+        return refused.message
+    return ""
+
+
+def test_every_field_in_dev_has_a_comment() -> None:
+    for before, line in itertools.pairwise(DEV_LINES):
+        if line == "[endpoints.chat]":
+            break
+        if re.match(r"[a-z_]+ = ", line):
+            assert before.startswith(("#", "[")), line
+        if re.match(r"\[[a-z.]+\]$", line):
+            assert before.startswith("#"), line
