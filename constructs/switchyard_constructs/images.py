@@ -27,12 +27,12 @@ class ImageReference:
 
     Attributes:
         repository: Name of the repository, without registry.
-        digest: ``sha256:`` and 64 hexadecimal digits, of the image that SageMaker pulls (not of a multi-platform index).
+        digest: ``sha256:`` and 64 hexadecimal digits, of the image itself, not of an index of several platforms.
         architecture: Instruction set that it was built for.
         cuda: Version of CUDA in it, such as ``13.0``, or None for an image without CUDA.
         account: Registry that holds it; None means the account of the stack.
         region: Region of the registry; None means the region of the stack.
-        published: Whether it is an AWS Deep Learning Container: then ``account`` None means AWS's registry of the region.
+        published: Whether it is an AWS Deep Learning Container; ``account`` None then means AWS's regional registry.
     """
 
     repository: str

@@ -50,8 +50,8 @@ class ModelArtifact:
 
     Attributes:
         bucket: Name of the bucket.
-        key: The prefix, ending in ``/``, or the key of the ``.tar.gz``. It names its content (a manifest's hash), so that a
-            changed model is a changed key: SageMaker does not notice other content under the same one.
+        key: The prefix, ending in ``/``, or the key of the ``.tar.gz``. It names its content (a manifest's hash), so
+            that a changed model is a changed key: SageMaker does not notice other content under the same one.
         bytes: Size of all files, in bytes; of the archive, for an archive.
         file: The GGUF file to serve, relative to the prefix (or within the archive). A chat endpoint needs it.
     """
