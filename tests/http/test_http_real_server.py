@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,10 @@ def test_jevcompat_finds_it_conformant(server: ServerProcess) -> None:
     command = [str(Path(sys.executable).with_name("jevcompat")), "test", server.url, "--timeout", "600"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1100)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "\nconformant to spec" in done.stdout
+    verdict = re.search(r"^conformant to spec [\d.]+: MUST (\d+)/(\d+), SHOULD (\d+)/(\d+)", done.stdout, re.M)
+    assert verdict, done.stdout
+    assert verdict[1] == verdict[2], done.stdout
+    assert verdict[3] == verdict[4], done.stdout
 
 
 def test_32_clients_get_the_answers_they_get_alone(server: ServerProcess, decision: dict[str, Any]) -> None:

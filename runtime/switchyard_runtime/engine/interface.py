@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -230,7 +230,6 @@ class Counters:
     queue_depth: int = 0
     active_generations: int = 0
     busy_seconds: float = 0.0
-    extra: dict[str, float] = field(default_factory=dict)
 
 
 class Cancel(Protocol):

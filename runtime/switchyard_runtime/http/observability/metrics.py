@@ -128,8 +128,3 @@ def _engine_metrics(counters: Counters) -> Iterable[Metric]:
         yield CounterMetricFamily(f"switchyard_engine_{name}", text, value=float(getattr(counters, name)))
     for name, text in _GAUGES.items():
         yield GaugeMetricFamily(f"switchyard_engine_{name}", text, value=float(getattr(counters, name)))
-    if counters.extra:
-        extra = GaugeMetricFamily("switchyard_engine_extra", "Further figures of this engine.", labels=("name",))
-        for name, value in sorted(counters.extra.items()):
-            extra.add_metric([name], value)
-        yield extra
