@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from switchyard.exit_codes import CommandError, ExitCode
+from switchyard.refusals import message_of, retry_after_s
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -104,7 +105,7 @@ class Client:
                 if data:
                     chunk = json.loads(data)
                     if "error" in chunk:
-                        raise CommandError(_message(chunk), code=ExitCode.REFUSED)
+                        raise CommandError(message_of(chunk), code=ExitCode.REFUSED)
                     yield chunk
         except httpx.TransportError as error:
             raise CommandError(f"the server at {self.url} broke off: {error}", code=ExitCode.UNREACHABLE) from error
@@ -131,11 +132,12 @@ class Client:
                     code=ExitCode.UNREACHABLE,
                     hint="Start one with: switchyard serve (or name another one with --url).",
                 ) from error
-            pause = _retry_after_s(response)
+            decoded = _decoded(response)
+            pause = retry_after_s(response.status_code, decoded)
             response.close()
             if pause is None or time.monotonic() + pause >= end:
                 raise CommandError(
-                    f"the server refused ({response.status_code}): {_message(_decoded(response))}",
+                    f"the server refused ({response.status_code}): {message_of(decoded)}",
                     code=ExitCode.REFUSED,
                     hint="It is busy; try again later or raise --timeout." if pause is not None else None,
                 )
@@ -153,31 +155,3 @@ def _decoded(response: httpx.Response) -> Any:
         return response.json()
     except ValueError:
         return response.text.strip() or response.reason_phrase
-
-
-def _retry_after_s(response: httpx.Response) -> float | None:
-    """Seconds to wait before the same call may succeed; None when it will not."""
-    if response.status_code != 503:
-        return None
-    body = _decoded(response)
-    places = [body, body.get("error"), body.get("detail")] if isinstance(body, dict) else []
-    for place in places:
-        if isinstance(place, dict) and isinstance(place.get("retry_after_ms"), int):
-            return max(0.05, float(place["retry_after_ms"]) / 1000)
-    return 1.0 if isinstance(body, dict) and body.get("retryable") is True else None
-
-
-def _message(body: Any) -> str:
-    """What a refusal says, from any of the contracts' error shapes."""
-    if not isinstance(body, dict):
-        return str(body)
-    error, detail = body.get("error"), body.get("detail")
-    if isinstance(error, dict):
-        return str(error.get("message", error))
-    if isinstance(detail, dict):
-        return str(detail.get("message", detail))
-    faults = ""
-    if isinstance(detail, list):
-        faults = "; ".join(f"{'.'.join(map(str, d.get('loc', ())))}: {d.get('msg', '')}" for d in detail)
-    text = str(error or "")
-    return f"{text} ({faults})" if text and faults and faults not in text else text or faults or json.dumps(body)
