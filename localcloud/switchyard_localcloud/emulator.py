@@ -13,10 +13,13 @@ import sys
 import threading
 from pathlib import Path
 
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
+
 from switchyard_localcloud.certificates import Certificates, make_certificates
 from switchyard_localcloud.details import FILE_NAME, CloudDetails
 from switchyard_localcloud.options import Options
-from switchyard_localcloud.sagemaker.process import HOST, free_port
+from switchyard_localcloud.ports import HOST, free_port
 
 _KEEP_ALIVE_S = 75.0
 
@@ -24,10 +27,10 @@ log = logging.getLogger("switchyard.localcloud")
 
 
 def run(options: Options) -> int:
-    """Serve until SIGTERM or Ctrl-C, then stop every endpoint.
+    """Serve until SIGTERM or Ctrl-C, then stop every endpoint and end the process with status 0.
 
     Returns:
-        The process's exit status.
+        The exit status, should the server end by itself.
     """
     home = options.home
     for name in ("endpoints", "logs", "tmp"):
@@ -36,20 +39,7 @@ def run(options: Options) -> int:
     certificates = make_certificates(home / "tls")
     cloud = _details(options, certificates)
     _configure_ministack(cloud, certificates, home)
-    # Only now: ministack reads its settings while it is imported.
-    from switchyard_localcloud.install import install, start_evaluating_alarms
-
-    installed = install(cloud=cloud, options=options)
-    stop_alarms = threading.Event()
-    start_evaluating_alarms(stop_alarms)
-    cloud.write()
-    log.info("the local cloud listens at %s; %s", cloud.url, home / FILE_NAME)
-    try:
-        asyncio.run(_serve(cloud, certificates))
-    finally:
-        stop_alarms.set()
-        (home / FILE_NAME).unlink(missing_ok=True)
-        installed.sagemaker.endpoints.close()
+    asyncio.run(_serve(cloud, certificates, options))
     return 0
 
 
@@ -67,14 +57,14 @@ def _details(options: Options, certificates: Certificates) -> CloudDetails:
 
 
 def _configure_ministack(cloud: CloudDetails, certificates: Certificates, home: Path) -> None:
-    """Ministack's settings are environment variables. The administrator's key is the one it takes for the root user."""
+    """Ministack's settings are environment variables."""
+    if "ministack" in sys.modules:
+        raise RuntimeError("ministack was imported before its settings were made, so it would not enforce IAM")
     for name in [name for name in os.environ if name.startswith(("AWS_", "MINISTACK_"))]:
         del os.environ[name]
     os.environ.update(
         {
             "AUTH": "true",
-            "AWS_ACCESS_KEY_ID": cloud.access_key_id,
-            "AWS_SECRET_ACCESS_KEY": cloud.secret_access_key,
             "BIND_HOST": HOST,
             "DOCKER_HOST": f"unix://{home / 'no-docker.sock'}",
             "GATEWAY_PORT": cloud.url.rpartition(":")[2],
@@ -94,22 +84,46 @@ def _configure_ministack(cloud: CloudDetails, certificates: Certificates, home: 
     )
 
 
-async def _serve(cloud: CloudDetails, certificates: Certificates) -> None:
+async def _serve(cloud: CloudDetails, certificates: Certificates, options: Options) -> None:
+    # Only now: ministack reads its settings while it is imported.
     import ministack.app
-    from hypercorn.asyncio import serve
-    from hypercorn.config import Config
 
+    from switchyard_localcloud.administrator import make_administrator
+    from switchyard_localcloud.install import install, start_evaluating_alarms
+
+    make_administrator(cloud)
+    installed = install(cloud=cloud, options=options)
+    start_evaluating_alarms()
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    # A trigger that never comes: left without one, hypercorn takes the signals.
+    serving = asyncio.create_task(
+        serve(ministack.app.app, _config(cloud, certificates), shutdown_trigger=asyncio.Event().wait)
+    )
+    cloud.write()
+    log.info("the local cloud listens at %s; %s", cloud.url, Path(cloud.home) / FILE_NAME)
+    stop = asyncio.create_task(stopped.wait())
+    await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
+    (Path(cloud.home) / FILE_NAME).unlink(missing_ok=True)
+    # Requests in flight are answered meanwhile.
+    await asyncio.to_thread(installed.sagemaker.endpoints.close)
+    if serving.done():
+        serving.result()
+        return
+    # asyncio would wait half a minute for the clients to close their idle connections.
+    logging.shutdown()
+    os._exit(0)
+
+
+def _config(cloud: CloudDetails, certificates: Certificates) -> Config:
     config = Config()
     config.bind = [cloud.url.removeprefix("https://")]
     config.certfile, config.keyfile = str(certificates.chain), str(certificates.key)
     config.alpn_protocols = ["http/1.1"]
     config.keep_alive_timeout = _KEEP_ALIVE_S
-    config.graceful_timeout = 1.0
     config.loglevel = "WARNING"
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    await serve(ministack.app.app, config, shutdown_trigger=stopped.wait)
+    return config
 
 
 def main(text: str) -> int:

@@ -54,11 +54,9 @@ def install(*, cloud: CloudDetails, options: Options) -> Installed:
     return Installed(sagemaker, scaling, runtime)
 
 
-def start_evaluating_alarms(stop: threading.Event) -> threading.Thread:
-    """Evaluate alarms until ``stop``."""
-    thread = threading.Thread(target=alarms.keep_evaluating, args=(stop,), daemon=True)
-    thread.start()
-    return thread
+def start_evaluating_alarms() -> None:
+    """Evaluate alarms in a thread of their own, for as long as the process lives."""
+    threading.Thread(target=alarms.keep_evaluating, daemon=True).start()
 
 
 def _serve_services(sagemaker: SageMaker, scaling: ApplicationAutoScaling, runtime: Runtime) -> None:

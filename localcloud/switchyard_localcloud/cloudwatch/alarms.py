@@ -7,7 +7,6 @@ of them breach its threshold.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from typing import Any
 
@@ -92,9 +91,10 @@ def put(alarm: Parameters) -> None:
     )
 
 
-def keep_evaluating(stop: threading.Event) -> None:
+def keep_evaluating() -> None:
     """Evaluate every alarm of every account and region each second: data that ceases changes states too."""
-    while not stop.wait(_EVERY_S):
+    while True:
+        time.sleep(_EVERY_S)
         for account, region in {(key[0], key[1]) for key in list(cloudwatch._alarms.to_dict())}:
             with request_scope(account, region):
                 cloudwatch._evaluate_all_alarms()

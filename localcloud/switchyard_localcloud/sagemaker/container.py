@@ -9,6 +9,7 @@ from pathlib import Path
 
 from switchyard_localcloud.errors import ServiceError
 from switchyard_localcloud.options import Options
+from switchyard_localcloud.ports import HOST
 from switchyard_localcloud.sagemaker import llama_flags
 from switchyard_localcloud.sagemaker.images import Image, command_of
 
@@ -18,7 +19,6 @@ _SERVER = ("-m", "switchyard_runtime.http.serve")
 _HUB_VARIABLES = ("HF_REPO", "HF_FILE", "HF_MODEL_ID", "SM_LLAMA_CPP_HF_REPO", "SM_LLAMA_CPP_HF_FILE")
 # What a program needs to run on this machine; nothing of the caller's credentials or settings.
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT")
-_BOUND_TO = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _chat(
     if options.llama_server is not None:
         notes.append(f"the chat container's flags go to {options.llama_server}")
         model = flags.pop("model", "") or str(_only_model(model_folder))
-        words = ["--host", _BOUND_TO, "--port", str(port), "--model", model, *llama_flags.arguments(flags)]
+        words = ["--host", HOST, "--port", str(port), "--model", model, *llama_flags.arguments(flags)]
         return Launch([options.llama_server, *words], {**base, **environment, **options.environment}, *paths, notes)
     notes.append("the chat container is not available here: our server's chat answers in its place")
     model = flags.pop("model", "") or str(model_folder)
@@ -107,7 +107,7 @@ def _our_server(
     notes: list[str],
     paths: tuple[str, str],
 ) -> Launch:
-    fixed = {"SWITCHYARD_HOST": _BOUND_TO, "SWITCHYARD_PORT": str(port)}
+    fixed = {"SWITCHYARD_HOST": HOST, "SWITCHYARD_PORT": str(port)}
     merged = {**base, **environment, **options.environment, **fixed}
     _fit_threads(merged, notes)
     return Launch([options.server_python, *_SERVER], merged, *paths, notes)

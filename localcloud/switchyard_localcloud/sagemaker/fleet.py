@@ -16,16 +16,17 @@ from pathlib import Path
 from switchyard_localcloud.details import CloudDetails
 from switchyard_localcloud.errors import ServiceError
 from switchyard_localcloud.options import Options
+from switchyard_localcloud.ports import free_port
 from switchyard_localcloud.sagemaker import images, model_data
 from switchyard_localcloud.sagemaker.container import plan
 from switchyard_localcloud.sagemaker.logs import EndpointLog
 from switchyard_localcloud.sagemaker.models import container_of, role_of
-from switchyard_localcloud.sagemaker.process import Process, free_port
+from switchyard_localcloud.sagemaker.process import Process
 from switchyard_localcloud.wire import Parameters
 
 _DEFAULT_DOWNLOAD_S = 3600.0
 _DEFAULT_STARTUP_S = 600.0
-_PING_EVERY_S = 0.05
+_PING_EVERY_S = 0.2
 _WATCH_EVERY_S = 0.2
 _RESTART_EVERY_S = 1.0
 _DRAIN_S = 65.0

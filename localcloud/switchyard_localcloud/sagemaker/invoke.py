@@ -21,10 +21,10 @@ from ministack.core.responses import StreamingResponse, get_account_id, get_regi
 from switchyard_localcloud import wire
 from switchyard_localcloud.errors import ServiceError, not_emulated
 from switchyard_localcloud.options import Options
+from switchyard_localcloud.ports import HOST
 from switchyard_localcloud.sagemaker import event_stream, metrics
 from switchyard_localcloud.sagemaker.endpoints import Endpoints
 from switchyard_localcloud.sagemaker.fleet import Fleet
-from switchyard_localcloud.sagemaker.process import HOST
 
 MAX_BODY_BYTES = 6 << 20
 MAX_CUSTOM_ATTRIBUTES = 1024

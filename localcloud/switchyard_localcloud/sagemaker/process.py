@@ -5,27 +5,18 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from switchyard_localcloud.ports import HOST
 from switchyard_localcloud.sagemaker import guard
 from switchyard_localcloud.sagemaker.container import Launch
 
-HOST = "127.0.0.1"
 PING_S = 2.0
 _KILL_AFTER_S = guard.GRACE_S + 5.0
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class Process:

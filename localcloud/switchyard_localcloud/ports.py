@@ -1,0 +1,15 @@
+"""Ports of this machine."""
+
+from __future__ import annotations
+
+import socket
+
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        port: int = listener.getsockname()[1]
+        return port
