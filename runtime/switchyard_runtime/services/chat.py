@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
 
 from switchyard_runtime.chat_template import ChatTemplate
@@ -42,6 +42,16 @@ class Encoder(Protocol):
     def event(self, event: Event) -> list[dict[str, Any]]:
         """Chunks for one event."""
         ...
+
+
+class GenerationEvents(Protocol):
+    """What a stream is made from: a ``Generation``, or something around one that watches its events."""
+
+    async def __aenter__(self) -> GenerationEvents: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def __aiter__(self) -> AsyncIterator[Delta | Finished | Done]: ...
 
 
 class Generation:
@@ -262,7 +272,7 @@ class ChatService:
         return self._template.render(request.prompt)
 
 
-async def server_sent_events(generation: Generation, encoder: Encoder) -> AsyncIterator[bytes]:
+async def server_sent_events(generation: GenerationEvents, encoder: Encoder) -> AsyncGenerator[bytes, None]:
     """The body of a streamed answer: the contract's chunks, then ``[DONE]``; after a failure its error, and no more."""
     async with generation:
         try:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -43,8 +42,8 @@ def generating(codec: ModuleType) -> Handler:
         generation = await while_connected(request, _begun(service, wanted))
         record.prompt_sha256.append(generation.head.prompt_sha256)
         chunks = codec.Chunks(generation.head, n=wanted.n, include_usage=wanted.include_usage)
-        events = server_sent_events(cast(Generation, _Noted(generation, record)), chunks)
-        return EventStream(cast(AsyncGenerator[bytes, None], events), longest_s=settings.stream_deadline_s + READING_S)
+        events = server_sent_events(_Noted(generation, record), chunks)
+        return EventStream(events, longest_s=settings.stream_deadline_s + READING_S)
 
     return handle
 
