@@ -307,6 +307,10 @@ class Endpoint(_Strict):
     canary: Annotated[
         Canary | None, Field(description="Updates reach a share of the instances first; all at once without it.")
     ] = None
+    latency_alarm_ms: Annotated[
+        Positive | None,
+        Field(description="Alarm when one request in twenty takes longer in the container; 30000 unless set."),
+    ] = None
     caller: Annotated[Caller, Field(description="The role that calls it.")] = Caller()
 
     @property
@@ -496,6 +500,11 @@ def _check_model_source(endpoint: Endpoint) -> None:
 
 
 def _check_count(endpoint: Endpoint) -> None:
+    if endpoint.canary and endpoint.instances < 2:
+        raise Refused(
+            f"a canary of {endpoint.canary.percent} % needs 2 instances or more, but instances is "
+            f"{endpoint.instances}; raise it, or remove canary: alarms undo an update of all instances at once too"
+        )
     if (limits := endpoint.scaling) and not limits.min_instances <= endpoint.instances <= limits.max_instances:
         raise Refused(
             f"instances is {endpoint.instances}, outside scaling's {limits.min_instances} to {limits.max_instances}; "

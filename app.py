@@ -1,0 +1,44 @@
+"""The CDK app: an environment and a release become stacks.
+
+`cdk deploy --all` deploys dev with the sample release; `-c environment=NAME` and `-c release=ID` name others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from switchyard.nodejs import use_packaged_node
+
+use_packaged_node()  # before aws_cdk, which starts Node.js when it is imported
+
+import aws_cdk as cdk  # noqa: E402
+
+from stacks.environment_app import add_environment, pinned_context  # noqa: E402
+from switchyard.environment import DEFAULT, environment_names, load_environment  # noqa: E402
+from switchyard.exit_codes import CommandError  # noqa: E402
+from switchyard.release_manifest import SAMPLE, load_release  # noqa: E402
+from switchyard_constructs.refusal import Refused  # noqa: E402
+
+
+def main() -> None:
+    """Synthesize into `cdk.out`, or where the CDK command line says."""
+    app = cdk.App(
+        context=pinned_context(),
+        outdir=os.environ.get("CDK_OUTDIR", "cdk.out"),
+        analytics_reporting=False,
+        # It takes half of the time of a synth. The tests run it, with cfn-lint and cdk-nag, over every environment.
+        builtin_cloud_formation_validation=False,
+    )
+    chosen = app.node.try_get_context("environment") or DEFAULT
+    release = load_release(app.node.try_get_context("release") or SAMPLE)
+    for name in environment_names() if chosen == "all" else [chosen]:
+        add_environment(app, load_environment(name), release)
+    app.synth()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (CommandError, Refused) as refused:
+        sys.exit(f"{refused}\n{getattr(refused, 'hint', None) or ''}".rstrip())

@@ -1,0 +1,118 @@
+"""The projects that fetch models and build images, and the registry of the environment's images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aws_cdk as cdk
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_s3_assets as s3_assets
+
+from stacks.environment_stack import EnvironmentStack
+from switchyard.environment import Environment
+from switchyard.release_manifest import Release
+from switchyard_constructs.hardware import Hardware
+from switchyard_constructs.image_build import ImageBuild
+from switchyard_constructs.image_repository import ImageRepository
+from switchyard_constructs.model_build import ModelBuild
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILDSPECS = ROOT / "images"
+
+# What the builds need of this repository. Everything else would make a new source, and so a new template, for nothing.
+SOURCE = (
+    *("pyproject.toml", "requirements.txt", "README.md", "LICENSE", "NOTICE"),
+    *("constructs", "examples", "images", "models", "runtime", "switchyard"),
+)
+
+
+class BuildStack(EnvironmentStack):
+    """CodeBuild projects, started by people or by the command line; the registry, where images are built here.
+
+    Attributes:
+        repository: The registry of our image; None where another account's is used.
+    """
+
+    def __init__(
+        self,
+        scope: cdk.App,
+        environment: Environment,
+        *,
+        release: Release,
+        artifacts: s3.IBucket,
+        encryption_key: kms.IKey | None,
+    ) -> None:
+        """Make the stack.
+
+        Args:
+            scope: The app.
+            environment: The environment.
+            release: Its published containers are what our images are built on.
+            artifacts: Where models are published to.
+            encryption_key: The environment's key.
+        """
+        super().__init__(scope, "Build", environment=environment, description="models and images")
+        self.repository = self._repository(encryption_key)
+        if not (environment.builds.models or environment.builds.images):
+            return
+        source = s3_assets.Asset(
+            self,
+            "Source",
+            path=str(ROOT),
+            ignore_mode=cdk.IgnoreMode.GIT,
+            exclude=["/*", *(f"!/{name}" for name in SOURCE), "__pycache__", "*.egg-info"],
+        )
+        for model in environment.builds.models:
+            build = ModelBuild(
+                self,
+                f"Model-{model}",
+                artifacts=artifacts,
+                source=source,
+                buildspec=BUILDSPECS / "model.buildspec.yml",
+                model=model,
+                encryption_key=encryption_key,
+                log_retention=self.log_retention,
+                removal_policy=self.removal_policy,
+            )
+            self.output(f"ModelProject{_pascal(model)}", build.project_name, f"Project that fetches {model}")
+        if self.repository is not None:
+            for name in environment.builds.images:
+                hardware = Hardware(name)
+                base = release.image("chat", hardware).published(
+                    account=environment.images.chat_account, repository=environment.images.chat_repository
+                )
+                image = ImageBuild(
+                    self,
+                    f"Image-{name}",
+                    repository=self.repository.repository,
+                    base=base,
+                    source=source,
+                    buildspec=BUILDSPECS / "image.buildspec.yml",
+                    dockerfile=f"images/{'cuda' if hardware is Hardware.CUDA else 'cpu'}.Dockerfile",
+                    encryption_key=encryption_key,
+                    log_retention=self.log_retention,
+                    removal_policy=self.removal_policy,
+                )
+                self.output(f"ImageProject{_pascal(name)}", image.project_name, f"Project that builds for {name}")
+
+    def _repository(self, encryption_key: kms.IKey | None) -> ImageRepository | None:
+        images = self.settings.images
+        if images.account is not None:
+            return None
+        made = ImageRepository(
+            self,
+            "Repository",
+            removal_policy=self.removal_policy,
+            repository_name=self.settings.repository_name,
+            pull_accounts=images.pull_accounts,
+            keep_images=images.keep_images,
+            encryption_key=encryption_key,
+        )
+        self.output("RepositoryUri", made.repository.repository_uri, "Registry of our images")
+        return made
+
+
+def _pascal(name: str) -> str:
+    """A name as part of an output's, which takes letters and digits only: ``qwen3.5-4b`` is ``Qwen354b``."""
+    return "".join(part.capitalize() for part in name.replace(".", "").split("-"))

@@ -1,0 +1,181 @@
+"""One endpoint, with its alarms, its scaling and the role that calls it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import aws_cdk as cdk
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_sns as sns
+
+from stacks.environment_stack import TAG_ENDPOINT, TAG_RELEASE, EnvironmentStack
+from switchyard.environment import Endpoint, Environment, ExistingNetwork
+from switchyard.release_manifest import Release
+from switchyard_constructs.caller_role import CallerRole
+from switchyard_constructs.chat_endpoint import ChatEndpoint, ChatFlags
+from switchyard_constructs.decision_endpoint import DecisionEndpoint
+from switchyard_constructs.endpoint import VARIANT_NAME, EndpointProps
+from switchyard_constructs.endpoint_alarms import EndpointAlarms, Thresholds
+from switchyard_constructs.endpoint_scaling import EndpointScaling, Schedule
+from switchyard_constructs.isolated_network import IsolatedNetwork
+from switchyard_constructs.model_artifact import HubModel
+from switchyard_constructs.rollout import Canary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What an environment's endpoints share.
+
+    Attributes:
+        bucket_name: Bucket of model artifacts.
+        encryption_key: The environment's key; None where AWS's own keys are used.
+        topic: Topic of all alarms.
+        network: The network that was made for the endpoints; None where there is another, or none.
+    """
+
+    bucket_name: str
+    encryption_key: kms.IKey | None
+    topic: sns.ITopic
+    network: IsolatedNetwork | None
+
+
+class EndpointStack(EnvironmentStack):
+    """One endpoint of the environment, serving what the release says.
+
+    Attributes:
+        endpoint: The endpoint.
+    """
+
+    def __init__(
+        self, scope: cdk.App, environment: Environment, *, name: str, release: Release, shared: Shared
+    ) -> None:
+        """Make the stack.
+
+        Args:
+            scope: The app.
+            environment: The environment.
+            name: Name of one of its endpoints.
+            release: What is deployed.
+            shared: What its endpoints share.
+        """
+        self._declared = environment.endpoints[name]
+        super().__init__(
+            scope, f"Endpoint-{name}", environment=environment, description=f"{self._declared.kind} endpoint {name}"
+        )
+        cdk.Tags.of(self).add(TAG_RELEASE, release.id)
+        cdk.Tags.of(self).add(TAG_ENDPOINT, name)
+        endpoint_name = environment.endpoint_name(name)
+        alarms = EndpointAlarms(
+            self,
+            "Alarms",
+            endpoint_name=endpoint_name,
+            variant_name=VARIANT_NAME,
+            topic=shared.topic,
+            thresholds=_thresholds(self._declared),
+        )
+        self.endpoint = self._endpoint(release, shared, self._props(endpoint_name, release, shared, alarms.rollback))
+        self._scale()
+        caller = self._caller()
+        self.output("EndpointName", endpoint_name, "What callers pass as EndpointName")
+        self.output("EndpointArn", self.endpoint.endpoint_arn, "ARN of the endpoint")
+        self.output("Kind", self._declared.kind, "chat or decision")
+        self.output("Release", release.id, "What is deployed")
+        self.output("LogGroup", self.endpoint.log_group.log_group_name, "Log of the containers")
+        self.output("CallerRoleArn", caller.role.role_arn, "Role that may call the endpoint, and only that")
+
+    def _props(
+        self, endpoint_name: str, release: Release, shared: Shared, rollback_alarms: list[cloudwatch.IAlarm]
+    ) -> EndpointProps:
+        declared = self._declared
+        vpc, subnets = self._place(shared.network)
+        return EndpointProps(
+            endpoint_name=endpoint_name,
+            image=self.settings.image(declared, release),
+            hardware=declared.machine,
+            instance_type=declared.instance_type,
+            instance_pool=declared.pool,
+            initial_instance_count=declared.instances,
+            environment=declared.environment,
+            threads=declared.threads,
+            vpc=vpc,
+            subnets=subnets,
+            encryption_key=shared.encryption_key,
+            startup_timeout=declared.startup_timeout_s,
+            download_timeout=declared.download_timeout_s,
+            inference_ami=declared.inference_ami,
+            log_retention=self.log_retention,
+            removal_policy=self.removal_policy,
+            rollback_alarms=rollback_alarms,
+            canary=Canary(declared.canary.percent, declared.canary.wait_s) if declared.canary else None,
+        )
+
+    def _endpoint(self, release: Release, shared: Shared, props: EndpointProps) -> DecisionEndpoint | ChatEndpoint:
+        declared = self._declared
+        if (hub := declared.hub) is not None:
+            return ChatEndpoint(
+                self,
+                "Endpoint",
+                model=HubModel(hub.repository, hub.file, hub.bytes),
+                gpu_layers=declared.gpu_layers or None,
+                **props,
+            )
+        model = release.model(declared.role)
+        artifact = model.artifact(bucket=shared.bucket_name)
+        if declared.kind == "chat":
+            return ChatEndpoint(
+                self,
+                "Endpoint",
+                model=artifact,
+                flags=ChatFlags(alias=model.name),
+                gpu_layers=declared.gpu_layers or None,
+                **props,
+            )
+        return DecisionEndpoint(self, "Endpoint", model=artifact, gpu_layers=declared.gpu_layers, **props)
+
+    def _place(self, made: IsolatedNetwork | None) -> tuple[ec2.IVpc | None, ec2.SubnetSelection | None]:
+        if made is not None:
+            return made.vpc, made.subnets
+        match self.settings.network:
+            case ExistingNetwork(vpc_id=vpc_id, subnets=subnets):
+                zones, identifiers = list(subnets), list(subnets.values())
+                vpc = ec2.Vpc.from_vpc_attributes(
+                    self, "Vpc", vpc_id=vpc_id, availability_zones=zones, isolated_subnet_ids=identifiers
+                )
+                return vpc, ec2.SubnetSelection(subnet_type=ec2.SubnetType.PRIVATE_ISOLATED)
+            case _:
+                return None, None
+
+    def _scale(self) -> None:
+        if (scaling := self._declared.scaling) is None:
+            return
+        EndpointScaling(
+            self,
+            "Scaling",
+            endpoint_name=self.endpoint.endpoint.attr_endpoint_name,
+            variant_name=self.endpoint.variant_name,
+            min_capacity=scaling.min_instances,
+            max_capacity=scaling.max_instances,
+            target_concurrency=scaling.target_concurrency,
+            schedules=[
+                Schedule(each.name, each.cron, each.min_instances, each.max_instances, each.time_zone)
+                for each in scaling.schedules
+            ],
+        )
+
+    def _caller(self) -> CallerRole:
+        allowed = self._declared.caller
+        principals = [iam.ArnPrincipal(arn) for arn in allowed.principals]
+        return CallerRole(
+            self,
+            "Caller",
+            assumed_by=iam.CompositePrincipal(*principals) if principals else iam.AccountRootPrincipal(),
+            endpoints=[self.endpoint.endpoint_arn],
+            bearer_token=allowed.bearer_token,
+        )
+
+
+def _thresholds(endpoint: Endpoint) -> Thresholds:
+    return Thresholds() if endpoint.latency_alarm_ms is None else Thresholds(latency_p95_ms=endpoint.latency_alarm_ms)

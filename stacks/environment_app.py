@@ -1,0 +1,58 @@
+"""All stacks of one environment, in the order in which they need one another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import aws_cdk as cdk
+
+from stacks.artifact_stack import ArtifactStack
+from stacks.build_stack import BuildStack
+from stacks.endpoint_stack import EndpointStack, Shared
+from stacks.network_stack import NetworkStack
+from stacks.observability_stack import ObservabilityStack
+from switchyard.environment import CreatedNetwork, Environment, check_release
+from switchyard.release_manifest import Release
+
+CDK_JSON = Path(__file__).resolve().parent.parent / "cdk.json"
+
+
+def pinned_context() -> dict[str, Any]:
+    """The feature flags of ``cdk.json``, which the CDK command line passes and ``python app.py`` would lack."""
+    context: dict[str, Any] = json.loads(CDK_JSON.read_text(encoding="utf-8"))["context"]
+    return context
+
+
+def add_environment(app: cdk.App, environment: Environment, release: Release) -> None:
+    """Declare the stacks of ``environment`` with ``release``.
+
+    Args:
+        app: Where they go.
+        environment: What differs between environments.
+        release: What is deployed.
+
+    Raises:
+        CommandError: The release cannot run in the environment.
+        Refused: A construct refuses what it was given.
+    """
+    check_release(environment, release)
+    artifacts = ArtifactStack(app, environment)
+    key = artifacts.encryption_key
+    observability = ObservabilityStack(app, environment, encryption_key=key)
+    network = None
+    if isinstance(environment.network, CreatedNetwork):
+        network = NetworkStack(app, environment, network=environment.network, encryption_key=key).network
+    build = BuildStack(app, environment, release=release, artifacts=artifacts.store.bucket, encryption_key=key)
+    shared = Shared(
+        bucket_name=artifacts.bucket_name,
+        encryption_key=key,
+        topic=observability.alarms.topic,
+        network=network,
+    )
+    for name in environment.endpoints:
+        # The model is in the bucket of the one, the image in the registry of the other.
+        endpoint = EndpointStack(app, environment, name=name, release=release, shared=shared)
+        endpoint.add_stack_dependency(artifacts)
+        endpoint.add_stack_dependency(build)

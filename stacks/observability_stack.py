@@ -1,0 +1,53 @@
+"""Who hears of alarms, what the environment may cost, and the page that shows its endpoints."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_kms as kms
+
+from stacks.environment_stack import TAG_ENVIRONMENT, EnvironmentStack
+from switchyard.environment import Environment
+from switchyard_constructs.alarm_topic import AlarmTopic
+from switchyard_constructs.cost_budget import CostBudget
+from switchyard_constructs.endpoint import VARIANT_NAME
+from switchyard_constructs.endpoint_dashboard import EndpointDashboard, Shown
+from switchyard_constructs.hardware import Hardware
+
+
+class ObservabilityStack(EnvironmentStack):
+    """Deployed before the endpoints, whose alarms publish to its topic. It knows them by their names only.
+
+    Attributes:
+        alarms: The topic of all alarms.
+    """
+
+    def __init__(self, scope: cdk.App, environment: Environment, *, encryption_key: kms.IKey | None) -> None:
+        """Make the stack.
+
+        Args:
+            scope: The app.
+            environment: The environment.
+            encryption_key: Its key, for the topic.
+        """
+        super().__init__(scope, "Observability", environment=environment, description="alarms, dashboard, budget")
+        self.alarms = AlarmTopic(self, "Alarms", emails=environment.alarms.emails, encryption_key=encryption_key)
+        self.output("AlarmTopicArn", self.alarms.topic.topic_arn, "Topic of all alarms")
+        if environment.endpoints:
+            dashboard = EndpointDashboard(
+                self,
+                "Dashboard",
+                dashboard_name=f"Switchyard-{environment.name}",
+                endpoints=[
+                    Shown(environment.endpoint_name(name), VARIANT_NAME, gpu=endpoint.machine is Hardware.CUDA)
+                    for name, endpoint in environment.endpoints.items()
+                ],
+            )
+            self.output("DashboardName", dashboard.dashboard.dashboard_name, "Dashboard of the endpoints")
+        if (budget := environment.budget) is not None:
+            CostBudget(
+                self,
+                "Budget",
+                monthly_usd=budget.monthly_usd,
+                tag=(TAG_ENVIRONMENT, environment.name),
+                emails=budget.emails,
+            )
