@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import aws_cdk as cdk
@@ -87,7 +88,7 @@ class EndpointStack(EnvironmentStack):
         self.output("CallerRoleArn", caller.role.role_arn, "Role that may call the endpoint, and only that")
 
     def _props(
-        self, endpoint_name: str, release: Release, shared: Shared, rollback_alarms: list[cloudwatch.IAlarm]
+        self, endpoint_name: str, release: Release, shared: Shared, rollback_alarms: Sequence[cloudwatch.IAlarm]
     ) -> EndpointProps:
         declared = self._declared
         vpc, subnets = self._place(shared.network)
