@@ -10,12 +10,12 @@ from typing import Annotated, NoReturn
 import typer
 
 from switchyard import console
-from switchyard.commands import chat, decide, demo, doctor, model, serve
+from switchyard.commands import chat, cloud, decide, demo, doctor, down, invoke, model, serve, sweep, up
 from switchyard.exit_codes import CommandError, ExitCode
 
 app = typer.Typer(
     name="switchyard",
-    help="Decisions and chat from a GGUF model, served on your machine.",
+    help="Decisions and chat from a GGUF model, on your machine and on Amazon SageMaker AI.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -27,6 +27,11 @@ app.command("chat")(chat.command)
 app.add_typer(model.app, name="model")
 app.command("doctor")(doctor.command)
 app.command("demo")(demo.command)
+app.command("up")(up.command)
+app.command("invoke")(invoke.command)
+app.command("down")(down.command)
+app.command("sweep")(sweep.command)
+app.add_typer(cloud.app, name="cloud")
 
 
 def _version(wanted: bool) -> None:
@@ -43,7 +48,7 @@ def _switchyard(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
-    """Decisions and chat from a GGUF model, served on your machine."""
+    """Decisions and chat from a GGUF model, on your machine and on Amazon SageMaker AI."""
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, Protocol
 
 import typer
 
@@ -13,15 +14,31 @@ from switchyard.client import DEFAULT_URL, Client
 from switchyard.commands.decide import Timeout, Url
 
 
+class Chats(Protocol):
+    """Whatever answers chats: a server over HTTP, or an endpoint."""
+
+    def chat(self, messages: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+        """A whole chat completion."""
+
+    def stream_chat(self, messages: list[dict[str, Any]], **options: Any) -> Iterator[dict[str, Any]]:
+        """The chunks of a streamed chat completion."""
+
+
+System = Annotated[str | None, typer.Option("--system", help="Instructions for the model.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", min=0.0, max=2.0, help="0 is greedy.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")]
+
+
 def command(
     message: Annotated[
         str | None, typer.Argument(help="One message; without it a conversation begins (or standard input is read).")
     ] = None,
     *,
-    system: Annotated[str | None, typer.Option("--system", help="Instructions for the model.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", min=0.0, max=2.0, help="0 is greedy.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")] = None,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
     url: Url = DEFAULT_URL,
     timeout: Timeout = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole completion as JSON.")] = False,
@@ -35,15 +52,19 @@ def command(
     with Client(url, timeout_s=timeout) as client:
         if message is None:
             _converse(client, messages, given)
-            return
-        messages.append({"role": "user", "content": message})
-        if as_json:
-            sys.stdout.write(json.dumps(client.chat(messages, **given), ensure_ascii=False) + "\n")
         else:
-            say(client, messages, given)
+            answer(client, [*messages, {"role": "user", "content": message}], given, as_json=as_json)
 
 
-def say(client: Client, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+def answer(client: Chats, messages: list[dict[str, Any]], options: dict[str, Any], *, as_json: bool) -> None:
+    """Print the answer to a conversation: as it comes, or as JSON when it is whole."""
+    if as_json:
+        sys.stdout.write(json.dumps(client.chat(messages, **options), ensure_ascii=False) + "\n")
+    else:
+        say(client, messages, options)
+
+
+def say(client: Chats, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
     """Print an answer as it comes; returns its text."""
     parts = []
     for chunk in client.stream_chat(messages, **options):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 
@@ -13,9 +13,27 @@ from switchyard import console
 from switchyard.client import DEFAULT_URL, Client
 from switchyard.decision_file import parse_json, read_text, request_body, usage
 
+
+class Decides(Protocol):
+    """Whatever answers decisions: a server over HTTP, or an endpoint."""
+
+    def decide(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """One result per decision, in order."""
+
+
 Url = Annotated[str, typer.Option("--url", envvar="SWITCHYARD_URL", help="Address of the server.")]
 Timeout = Annotated[
     float, typer.Option("--timeout", min=0.1, help="Longest the call may take, retries included, in seconds.")
+]
+StateText = Annotated[str | None, typer.Option("--state", help="What is to be decided on, as text.")]
+StateFile = Annotated[
+    Path | None,
+    typer.Option("--state-file", help="The state from a file (- for standard input); JSON when it ends in .json."),
+]
+Question = Annotated[str | None, typer.Option("--question", help="The question.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="ID=DESCRIPTION, once for each option; the description may be left out."),
 ]
 
 
@@ -24,16 +42,10 @@ def command(
         Path | None, typer.Argument(help="A JSON file with a decision or a list of them; - for standard input.")
     ] = None,
     *,
-    state: Annotated[str | None, typer.Option("--state", help="What is to be decided on, as text.")] = None,
-    state_file: Annotated[
-        Path | None,
-        typer.Option("--state-file", help="The state from a file (- for standard input); JSON when it ends in .json."),
-    ] = None,
-    question: Annotated[str | None, typer.Option("--question", help="The question.")] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", help="ID=DESCRIPTION, once for each option; the description may be left out."),
-    ] = None,
+    state: StateText = None,
+    state_file: StateFile = None,
+    question: Question = None,
+    option: Options = None,
     url: Url = DEFAULT_URL,
     timeout: Timeout = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, one per line.")] = False,
@@ -42,9 +54,25 @@ def command(
 
     The decision comes from a JSON file, from flags, or from both: a flag replaces what the file says.
     """
-    body = request_body(_document(file, state_file), state=_state(state, state_file), question=question, options=option)
+    body = body_from(file, state=state, state_file=state_file, question=question, option=option)
     with Client(url, timeout_s=timeout) as client:
-        results = client.decide(body)
+        answer(client, body, as_json=as_json)
+
+
+def body_from(
+    file: Path | None, *, state: str | None, state_file: Path | None, question: str | None, option: list[str] | None
+) -> dict[str, Any]:
+    """The request that a file and flags make; a flag replaces what the file says.
+
+    Raises:
+        CommandError: Something that a decision needs is in neither, or a file is not what it should be.
+    """
+    return request_body(_document(file, state_file), state=_state(state, state_file), question=question, options=option)
+
+
+def answer(client: Decides, body: dict[str, Any], *, as_json: bool) -> None:
+    """Ask, and print the results: as tables, or as JSON, one per line."""
+    results = client.decide(body)
     decisions = body.get("decisions") or [body["decision"]]
     for index, (decision, result) in enumerate(zip(decisions, results, strict=True)):
         if as_json:

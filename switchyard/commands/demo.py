@@ -1,4 +1,4 @@
-"""``switchyard demo``: from nothing to a printed answer. ``make run`` calls it."""
+"""``switchyard demo``: from nothing to a printed answer, with one server and no cloud."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from rich.rule import Rule
 from switchyard import console, storage
 from switchyard.catalogue import catalogue, example
 from switchyard.client import Client
-from switchyard.commands import chat, decide
-from switchyard.decision_file import parse_json, read_text, request_body
+from switchyard.commands import examples
 from switchyard.exit_codes import CommandError
 from switchyard.pull import pull
 from switchyard.server_process import free_port, running_server, tail
 from switchyard_runtime.settings import Settings
-
-GREETING = "Once upon a time, a railway signal"
 
 
 def command(
@@ -57,27 +54,16 @@ def command(
 
             process = stack.enter_context(running_server(arguments, url=url, log=log, waiting=waiting))
         ask(url)
-        if entry is not None and entry.notice:
-            console.out.print(f"\n{entry.notice}", style="yellow", highlight=False)
-            console.out.print("For real use: switchyard model pull qwen3.5-4b", style="dim", highlight=False)
+        examples.notice(model)
         if not once:
             keep_serving(process, url, log=log)
 
 
 def ask(url: str) -> None:
     """The example decision and a chat, printed."""
-    path = example("ticket.json")
-    body = request_body(parse_json(read_text(path, None), path.name))
     with Client(url, timeout_s=120.0) as client:
-        results = client.decide(body)
-        console.out.print(Rule("a decision", align="left"))
-        console.out.print(body["decision"]["state"], highlight=False, markup=False)
-        console.out.print()
-        decide.show(body["decision"], results[0])
-        console.out.print()
-        console.out.print(Rule("a chat", align="left"))
-        console.out.print(f"> {GREETING}", highlight=False, markup=False)
-        chat.say(client, [{"role": "user", "content": GREETING}], {"max_tokens": 48, "temperature": 0})
+        examples.ask_decision(client)
+        examples.ask_chat(client)
 
 
 def keep_serving(process: subprocess.Popen[bytes], url: str, *, log: Path) -> None:

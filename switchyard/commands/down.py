@@ -1,0 +1,61 @@
+"""``switchyard down``: destroy what ``switchyard up`` deployed. ``make down`` calls it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from switchyard import console, leftovers, local_cloud
+from switchyard.aws import Aws, stacks_of
+from switchyard.cdk import Cdk
+from switchyard.commands.cloud import Home
+from switchyard.commands.up import EnvironmentName, Local, ReleaseName, reference, step
+from switchyard.environment import DEFAULT, Environment, load_environment
+from switchyard.exit_codes import CommandError
+from switchyard.release_manifest import SAMPLE
+
+
+def command(
+    *,
+    env: EnvironmentName = DEFAULT,
+    release: ReleaseName = SAMPLE,
+    local: Local = False,
+    home: Home = local_cloud.HOME,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Destroy an environment with the CDK, remove what AWS makes again, and check that nothing is left.
+
+    With --local the local cloud is stopped afterwards, and its folder removed.
+    """
+    environment = load_environment(env)
+    if not local:
+        _destroy(environment, Cdk(environment=env, release=reference(release)), ask=not yes)
+        return
+    if (cloud := local_cloud.running(home)) is not None:
+        with local_cloud.reached(cloud.environment()):
+            _destroy(environment, Cdk(environment=env, release=reference(release)), ask=False)
+        step("the local cloud")
+    ran = local_cloud.stop(home)
+    console.note(f"the local cloud has stopped; {home} is removed" if ran else f"no local cloud runs in {home}")
+
+
+def _destroy(environment: Environment, cdk: Cdk, *, ask: bool) -> None:
+    aws = Aws(environment.region)
+    if stacks_of(aws, environment):
+        step(f"cdk synth: environment {environment.name}")
+        cdk.synth()
+        step("cdk destroy --all")
+        cdk.destroy(ask=ask)
+    if left := stacks_of(aws, environment):
+        raise CommandError(
+            f"these stacks are left: {', '.join(f'{name} ({stack.status})' for name, stack in sorted(left.items()))}",
+            hint="An environment that retains its stacks protects them from deletion; see docs/how-to/local-cloud.md.",
+        )
+    for group in leftovers.log_groups(aws, environment):
+        if group.kept_because is None:
+            leftovers.remove(aws, group)
+            console.note(f"removed {group.name}, which AWS had made again")
+        else:
+            console.note(f"kept {group.name}: {group.kept_because}")
+    console.note(f"no stack of {environment.name} is left in account {aws.account()}, {aws.region}")

@@ -1,0 +1,123 @@
+"""``switchyard up``: from nothing to answering endpoints. ``make run`` calls it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from switchyard import console, deployment, local_cloud
+from switchyard.aws import Aws, DeployedEndpoint, deployed_endpoint, stacks_of
+from switchyard.cdk import Cdk
+from switchyard.commands import examples
+from switchyard.commands.cloud import Home, Port
+from switchyard.endpoint_client import EndpointClient
+from switchyard.environment import DEFAULT, Environment, load_environment
+from switchyard.release_manifest import SAMPLE, Release, load_release
+from switchyard.supplies import FromCodeBuild, FromThisMachine
+
+EXAMPLE_S = 120.0
+
+EnvironmentName = Annotated[str, typer.Option("--env", help="Name of a file in environments/.")]
+ReleaseName = Annotated[str, typer.Option("--release", help="Name of a file in releases/, or a path ending in .json.")]
+Local = Annotated[bool, typer.Option("--local", help="In the local cloud instead of AWS.")]
+
+
+def command(
+    *,
+    env: EnvironmentName = DEFAULT,
+    release: ReleaseName = SAMPLE,
+    local: Local = False,
+    home: Home = local_cloud.HOME,
+    port: Port = 0,
+    ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask each endpoint an example at the end.")] = True,
+) -> None:
+    """Deploy an environment with the CDK, ask its endpoints an example each, and say where everything is.
+
+    With --local all of it happens in a local cloud on this machine, which is started when none runs. Without it, in the
+    AWS account of your credentials, where the release's models and images must have been built.
+    """
+    began = time.monotonic()
+    environment, manifest = load_environment(env), load_release(release)
+    cloud = None
+    if local and (cloud := local_cloud.running(home)) is None:
+        step("the local cloud")
+        cloud = local_cloud.start(home, port=port)
+    with local_cloud.reached(cloud.environment() if cloud else {}):
+        aws = Aws(environment.region)
+        cdk = Cdk(environment=env, release=reference(release))
+        supplies = FromThisMachine(cloud) if cloud else FromCodeBuild(environment)
+        deployment.deploy(aws, environment, manifest, cdk, supplies, step)
+        console.note(f"deployed after {time.monotonic() - began:.0f} s")
+        endpoints = {name: deployed_endpoint(aws, environment, name) for name in environment.endpoints}
+        if ask:
+            _ask(aws, endpoints)
+            _notices(environment, manifest)
+        console.out.print(Rule("where everything is", align="left"))
+        console.out.print(_places(aws, environment, endpoints, home=home if local else None))
+    _advise(env, endpoints, local=local)
+
+
+def reference(release: str) -> str:
+    """A release as the app is told it: the app runs in another folder, so a path must not depend on this one."""
+    return str(Path(release).resolve()) if release.endswith(".json") else release
+
+
+def step(text: str) -> None:
+    """Head what follows."""
+    console.err.print(Rule(Text(text), align="left"))
+
+
+def _ask(aws: Aws, endpoints: Mapping[str, DeployedEndpoint]) -> None:
+    """The smoke test: an endpoint that does not answer fails the command."""
+    for endpoint in endpoints.values():
+        client = EndpointClient(endpoint.name, runtime=aws.runtime(EXAMPLE_S), timeout_s=EXAMPLE_S)
+        if endpoint.kind == "decision":
+            examples.ask_decision(client, title=f"a decision by {endpoint.name}")
+        else:
+            examples.ask_chat(client, title=f"a chat with {endpoint.name}")
+
+
+def _notices(environment: Environment, release: Release) -> None:
+    for name in sorted({model.name for model in deployment.models_of(environment, release)}):
+        examples.notice(name)
+
+
+def _places(
+    aws: Aws, environment: Environment, endpoints: Mapping[str, DeployedEndpoint], *, home: Path | None
+) -> Table:
+    table = Table(show_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    rows = [("account", f"{aws.account()} in {aws.region}")]
+    if home is not None:
+        details = local_cloud.require(home)
+        rows = [
+            ("local cloud", f"{details.url}, process {details.pid}, account {details.account}, region {aws.region}"),
+            ("its folder", f"{home} (emulator.log, logs/)"),
+        ]
+    for name, endpoint in endpoints.items():
+        rows.append((f"{endpoint.kind} endpoint", f"{name}: {endpoint.name}, release {endpoint.release}"))
+        rows.append(("its log", endpoint.log_group))
+    rows.append(("models", f"s3://{deployment.artifact_bucket(aws, environment)}"))
+    rows.append(("stacks", ", ".join(sorted(stacks_of(aws, environment)))))
+    for name, value in rows:
+        table.add_row(Text(name), Text(value))
+    return table
+
+
+def _advise(env: str, endpoints: Mapping[str, DeployedEndpoint], *, local: bool) -> None:
+    """What to type next."""
+    lines = ['eval "$(.venv/bin/switchyard cloud env)"'] if local else []
+    for name, endpoint in endpoints.items():
+        what = "examples/ticket.json" if endpoint.kind == "decision" else "'Tell me about trains.'"
+        lines.append(f".venv/bin/switchyard invoke --env {env} {name} {what}")
+    lines.append("make down" if local else f".venv/bin/switchyard down --env {env}")
+    console.out.print(Rule("next", align="left"))
+    console.out.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
