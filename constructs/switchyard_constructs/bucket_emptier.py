@@ -42,8 +42,10 @@ class BucketEmptier(Construct):
         >>> import aws_cdk as cdk
         >>> from aws_cdk import aws_s3 as s3
         >>> from switchyard_constructs.bucket_emptier import BucketEmptier
+        >>> from switchyard_constructs.nag import acknowledge
         >>> stack = cdk.Stack(cdk.App(), "Scratch")
         >>> bucket = s3.Bucket(stack, "Bucket", enforce_ssl=True, removal_policy=cdk.RemovalPolicy.DESTROY)
+        >>> acknowledge(bucket, "AwsSolutions-S1", reason="Scratch space needs no access log.")
         >>> emptier = BucketEmptier(stack, "Emptier")
         >>> custom_resource = emptier.watch("Bucket", bucket)
 

@@ -80,7 +80,6 @@ class ImageRepository(Construct):
             empty_on_delete=removal_policy is cdk.RemovalPolicy.DESTROY,
             image_tag_mutability=ecr.TagMutability.IMMUTABLE,
             image_scan_on_push=True,
-            encryption=ecr.RepositoryEncryption.AES_256 if encryption_key is None else ecr.RepositoryEncryption.KMS,
             encryption_key=encryption_key,
             lifecycle_rules=[
                 ecr.LifecycleRule(

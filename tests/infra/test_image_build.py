@@ -1,0 +1,129 @@
+"""ImageBuild: a project that pushes one image, named after what it is made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import aws_cdk as cdk
+import pytest
+import yaml
+from aws_cdk import aws_s3_assets as s3_assets
+from aws_cdk.assertions import Template
+
+from switchyard_constructs.hardware import Architecture
+from switchyard_constructs.image_build import ImageBuild
+from switchyard_constructs.image_repository import ImageRepository
+from switchyard_constructs.images import ImageReference
+from switchyard_constructs.refusal import Refused
+
+BUILDSPEC = Path("images/image.buildspec.yml")
+X86 = ImageReference.dlc(digest="sha256:" + "1" * 64)
+ARM = ImageReference.dlc(digest="sha256:" + "2" * 64, architecture=Architecture.ARM64)
+OURS = ImageReference(repository="base", digest="sha256:" + "3" * 64, account="111122223333", region="eu-west-1")
+
+
+def make(stack: cdk.Stack, *, base: ImageReference = X86, dockerfile: str = "images/cpu.Dockerfile") -> ImageBuild:
+    repository = ImageRepository(stack, "Repository", removal_policy=cdk.RemovalPolicy.RETAIN).repository
+    source = s3_assets.Asset(stack, "Source", path="models")
+    return ImageBuild(
+        stack, "Image", repository=repository, base=base, source=source, buildspec=BUILDSPEC, dockerfile=dockerfile
+    )
+
+
+def project(stack: cdk.Stack) -> dict[str, Any]:
+    (found,) = Template.from_stack(stack).find_resources("AWS::CodeBuild::Project").values()
+    return found["Properties"]
+
+
+def variables(stack: cdk.Stack) -> dict[str, Any]:
+    return {variable["Name"]: variable["Value"] for variable in project(stack)["Environment"]["EnvironmentVariables"]}
+
+
+def test_no_finding_of_cdk_nag_or_cfn_lint(stack, at_root, nag_findings, lint_findings):
+    make(stack)
+    assert nag_findings(stack) == []
+    assert lint_findings(stack) == []
+
+
+@pytest.mark.parametrize(
+    ("base", "type_", "image"),
+    [(X86, "LINUX_CONTAINER", "amazonlinux-x86_64"), (ARM, "ARM_CONTAINER", "amazonlinux-aarch64")],
+)
+def test_it_builds_on_the_architecture_of_its_base(stack, at_root, base, type_, image):
+    make(stack, base=base)
+    environment = project(stack)["Environment"]
+    assert environment["Type"] == type_
+    assert image in environment["Image"]
+    assert environment["PrivilegedMode"] is True
+
+
+def test_the_base_is_named_by_digest_in_its_own_registry(stack, at_root):
+    make(stack, base=OURS)
+    found = variables(stack)
+    assert found["BASE_REGION"] == "eu-west-1"
+    image = "".join(part if isinstance(part, str) else "amazonaws.com" for part in found["BASE_IMAGE"]["Fn::Join"][1])
+    assert image == f"111122223333.dkr.ecr.eu-west-1.amazonaws.com/base@sha256:{'3' * 64}"
+
+
+def test_the_published_base_comes_from_the_registry_of_the_region(at_root):
+    stack = cdk.Stack(cdk.App(), "Stack", env=cdk.Environment(account="111122223333", region="eu-west-1"))
+    make(stack)
+    assert "763104351884.dkr.ecr.eu-west-1." in json.dumps(variables(stack)["BASE_IMAGE"])
+
+
+def test_the_tag_follows_what_the_image_is_made_of(at_root):
+    def tag(**arguments: Any) -> str:
+        return make(cdk.Stack(cdk.App(), "Stack"), **arguments).tag
+
+    assert tag() == tag()
+    assert tag().startswith("cpu-")
+    tags = [tag(), tag(base=OURS), tag(dockerfile="other/cpu.Dockerfile"), tag(dockerfile="images/cuda.Dockerfile")]
+    assert len(set(tags)) == len(tags)
+
+
+def test_the_role_pulls_the_base_and_pushes_the_image(stack, at_root, allowed):
+    make(stack, base=OURS)
+    resources: dict[str, set[str]] = {}
+    for action, resource in allowed(stack):
+        resources.setdefault(action, set()).add(resource)
+    pull = {"ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"}
+    push = {"ecr:CompleteLayerUpload", "ecr:InitiateLayerUpload", "ecr:PutImage", "ecr:UploadLayerPart"}
+    assert set(resources) == {
+        "ecr:GetAuthorizationToken",
+        "logs:CreateLogStream",
+        "logs:PutLogEvents",
+        "s3:GetObject",
+        "s3:GetObjectVersion",
+        *pull,
+        *push,
+    }
+    assert resources["ecr:GetAuthorizationToken"] == {"*"}
+    assert not any("*" in resource for action in resources for resource in resources[action] if resource != "*")
+    for action in push:
+        (resource,) = resources[action]
+        assert "Repository" in resource
+    for action in pull:
+        assert len(resources[action]) == 2
+        assert any(":ecr:eu-west-1:111122223333:repository/base" in resource for resource in resources[action])
+
+
+def test_the_buildspec_is_that_of_images_and_uses_the_projects_variables(stack, at_root):
+    make(stack)
+    text = project(stack)["Source"]["BuildSpec"]
+    assert text == (at_root / BUILDSPEC).read_text(encoding="utf-8")
+    spec = yaml.safe_load(text)
+    assert spec["env"]["exported-variables"] == ["IMAGE_DIGEST", "IMAGE_URI"]
+    commands = json.dumps(spec["phases"])
+    assert all(f"${name}" in commands or f"${{{name}" in commands for name in variables(stack))
+    # SageMaker takes single images: no attestations, and the pushed media type is looked at.
+    assert "--provenance=false --sbom=false" in commands
+    assert "imageManifestMediaType" in commands
+    assert {phase["on-failure"] for phase in spec["phases"].values()} == {"ABORT"}
+
+
+@pytest.mark.parametrize("dockerfile", ["", "/etc/Dockerfile", "../Dockerfile"])
+def test_a_dockerfile_outside_the_source_is_refused(stack, at_root, dockerfile):
+    with pytest.raises(Refused, match="is not inside the source"):
+        make(stack, dockerfile=dockerfile)
