@@ -200,7 +200,7 @@ class Endpoint(Construct):
         self.role = execution.role
         self.model = self._make_model(given, source, _environment(own_environment, given.environment))
         # SageMaker checks the role's access while it makes the model.
-        self.model.node.add_dependency(execution)
+        self.model.node.add_dependency(*execution.policies)
         self.config = self._make_config(given, source)
         self.endpoint = sagemaker.CfnEndpoint(
             self,
@@ -245,7 +245,7 @@ class Endpoint(Construct):
                 f"logs.{stack.region}.amazonaws.com",
                 conditions={"ArnEquals": {"kms:EncryptionContext:aws:logs:arn": arn}},
             )
-            given.encryption_key.grant_encrypt_decrypt(writer).apply_before(group)
+            given.encryption_key.grant_encrypt_decrypt(writer)
         return group
 
     def _make_network(
@@ -326,7 +326,7 @@ class Endpoint(Construct):
     def _volume_key(self, key: kms.IKey | None) -> str | None:
         """SageMaker refuses a key where any instance type has disks of its own, which it encrypts in hardware."""
         if key is None or not self._any_has_disks:
-            return key.key_id if key else None
+            return key.key_arn if key else None
         if without := [each.name for each in self.instance_types if not each.family.local_storage]:
             raise Refused(
                 f"the instance pool mixes types with disks of their own and types without ({', '.join(without)}): "

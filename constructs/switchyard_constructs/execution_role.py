@@ -26,6 +26,7 @@ class ExecutionRole(Construct):
 
     Attributes:
         role: The role.
+        policies: Its policies, for what must wait until it may do its work.
 
     Example:
         >>> import aws_cdk as cdk
@@ -91,9 +92,9 @@ class ExecutionRole(Construct):
             )
         if encryption_key is not None:
             lasting.add_statements(*_decryption(encryption_key))
-        self._add_release_policy(repository_arn, model)
+        self.policies: Sequence[iam.Policy] = (lasting, self._release_policy(repository_arn, model))
 
-    def _add_release_policy(self, repository_arn: str, model: ModelArtifact | None) -> None:
+    def _release_policy(self, repository_arn: str, model: ModelArtifact | None) -> iam.Policy:
         statements = [
             iam.PolicyStatement(
                 sid="PullImage",
@@ -123,6 +124,7 @@ class ExecutionRole(Construct):
             acknowledge_wildcard(
                 policy, objects, reason="The files of exactly one model: everything below its own prefix."
             )
+        return policy
 
     @property
     def _interfaces(self) -> str:
