@@ -33,7 +33,8 @@ def main(words: list[str] | None = None) -> int:
         sys.stderr.write(f"a local cloud runs in {home} already, at {running.url} (process {running.pid})\n")
         return 1
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("botocore").setLevel(logging.WARNING)
+    for noisy in ("botocore", "httpx"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
     return run(
         Options(home=home, port=given.port, region=given.region, account=given.account, llama_server=given.llama_server)
     )

@@ -132,7 +132,8 @@ def main(text: str) -> int:
     With ``SWITCHYARD_LOCALCLOUD_LIFELINE`` set, the end of standard input ends the local cloud.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("botocore").setLevel(logging.WARNING)
+    for noisy in ("botocore", "httpx"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
     if os.environ.pop("SWITCHYARD_LOCALCLOUD_LIFELINE", None):
         threading.Thread(target=_end_with_the_starter, daemon=True).start()
     return run(Options.from_json(text))

@@ -12,7 +12,7 @@ from ministack.core import router
 from ministack.core.concurrency import run_offloop
 from ministack.services import cloudwatch
 
-from switchyard_localcloud import iam, wire
+from switchyard_localcloud import iam, s3_encryption, wire
 from switchyard_localcloud.autoscaling import ApplicationAutoScaling
 from switchyard_localcloud.cloudformation import alarms as alarm_resources
 from switchyard_localcloud.cloudformation import buckets as bucket_resources
@@ -50,6 +50,7 @@ def install(*, cloud: CloudDetails, options: Options) -> Installed:
     register([*sagemaker_resources.handlers(sagemaker), *scaling_resources.handlers(scaling)])
     alarm_resources.extend()
     bucket_resources.extend()
+    s3_encryption.extend()
     iam.extend()
     return Installed(sagemaker, scaling, runtime)
 

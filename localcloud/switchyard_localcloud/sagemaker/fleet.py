@@ -6,6 +6,7 @@ SageMaker starts as many instances as the variant asks for. The local cloud coun
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 import shutil
 import threading
@@ -17,7 +18,7 @@ from switchyard_localcloud.details import CloudDetails
 from switchyard_localcloud.errors import ServiceError
 from switchyard_localcloud.options import Options
 from switchyard_localcloud.ports import free_port
-from switchyard_localcloud.sagemaker import images, model_data
+from switchyard_localcloud.sagemaker import images, metrics, model_data, usage
 from switchyard_localcloud.sagemaker.container import plan
 from switchyard_localcloud.sagemaker.logs import EndpointLog
 from switchyard_localcloud.sagemaker.models import container_of, role_of
@@ -29,6 +30,7 @@ _DEFAULT_STARTUP_S = 600.0
 _PING_EVERY_S = 0.2
 _WATCH_EVERY_S = 0.2
 _RESTART_EVERY_S = 1.0
+_REPORT_EVERY_S = 15.0
 _DRAIN_S = 65.0
 
 _numbers = itertools.count(1)
@@ -123,7 +125,8 @@ class Fleet:
             self._log.note(f"the deployment failed: {error.message}")
             self.stop()
             raise
-        threading.Thread(target=self._keep_alive, daemon=True).start()
+        for duty in (self._keep_alive, self._report):
+            threading.Thread(target=contextvars.copy_context().run, args=(duty,), daemon=True).start()
 
     def alive(self) -> bool:
         """Whether the process runs."""
@@ -211,6 +214,22 @@ class Fleet:
             f"The primary container for production variant {self.name} did not pass the ping health check. Please "
             f"check CloudWatch logs for this endpoint ({self._log.group}, {self._log.stream})."
         )
+
+    def _report(self) -> None:
+        """Publish what the process uses, as an instance does."""
+        earlier = None
+        while True:
+            taken = usage.sample(self._running().pid)
+            if taken is not None:
+                metrics.record_usage(
+                    self.endpoint,
+                    self.name,
+                    cpu_percent=usage.cpu_percent(earlier or taken, taken),
+                    memory_percent=usage.memory_percent(taken),
+                )
+            earlier = taken
+            if self._retired.wait(_REPORT_EVERY_S):
+                return
 
     def _running(self) -> Process:
         if self._process is None:

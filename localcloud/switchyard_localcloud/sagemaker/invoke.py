@@ -59,10 +59,10 @@ class _Call:
     began: float
     account_region: tuple[str, str]
 
-    def end(self, *, status: int, container_status: int) -> None:
+    def end(self, container_status: int) -> None:
         """Let the fleet go and count the outcome."""
         self.held.close()
-        outcome = metrics.Outcome(status, container_status, time.monotonic() - self.began, self.concurrent)
+        outcome = metrics.Outcome(container_status, time.monotonic() - self.began, self.concurrent)
         metrics.record(self.fleet.endpoint, self.fleet.name, outcome)
 
 
@@ -103,13 +103,13 @@ class Runtime:
         except httpx.HTTPError:
             return _model_error(call, 0, _NO_ANSWER)
         except BaseException:
-            call.end(status=0, container_status=0)
+            call.end(0)
             raise
         if not response.is_success:
             return _model_error(call, response.status_code, content.decode("utf-8", "replace"))
         if len(content) > MAX_BODY_BYTES:
             return _model_error(call, 0, f"The response has more than {MAX_BODY_BYTES} bytes.")
-        call.end(status=HTTPStatus.OK, container_status=response.status_code)
+        call.end(response.status_code)
         # In lower case: ministack rewrites what it finds under "Content-Type" to what the service itself would send.
         return 200, {"content-type": _content_type(response), **_answered(response, call.fleet)}, content
 
@@ -151,7 +151,7 @@ class Runtime:
                 sending.cancel()
                 await asyncio.gather(gone, sending, return_exceptions=True)
                 await response.aclose()
-                call.end(status=HTTPStatus.OK, container_status=response.status_code)
+                call.end(response.status_code)
 
         return 200, headers, StreamingResponse(run)
 
@@ -233,7 +233,7 @@ def _content_type(response: httpx.Response) -> str:
 
 def _model_error(call: _Call, status: int, message: str) -> wire.Response:
     """What the caller's SDK raises as ``ModelError``, with the container's status and words."""
-    call.end(status=HTTPStatus.FAILED_DEPENDENCY, container_status=status)
+    call.end(status)
     account, region = call.account_region
     group, stream = call.fleet.log_stream
     kind = "client" if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR else "server"

@@ -30,16 +30,20 @@ _WITHOUT_EFFECT = frozenset(
         "jinja",
         "metrics",
         "mlock",
+        "mmap",
+        "no-context-shift",
         "no-mmap",
         "no-mmproj",
         "no-slots",
         "no-ui",
         "no-warmup",
         "no-webui",
+        "offline",
         "threads-batch",
         "threads-http",
+        "timeout",
         "ubatch-size",
-        "offline",
+        "warmup",
     }
 )
 _CONTEXT, _PARALLEL = "ctx-size", "parallel"

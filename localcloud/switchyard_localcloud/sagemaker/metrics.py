@@ -8,6 +8,7 @@ from http import HTTPStatus
 from ministack.services import cloudwatch
 
 NAMESPACE = "AWS/SageMaker"
+INSTANCES = "/aws/sagemaker/Endpoints"
 
 
 @dataclass(frozen=True)
@@ -15,13 +16,11 @@ class Outcome:
     """How one invocation ended.
 
     Attributes:
-        status: Status that the caller got: 200, 4xx, 5xx, or 424 for a container's error.
         container_status: Status that the container gave; 0 when it gave none.
         model_s: Seconds that the container took.
         concurrent: Invocations in flight when it began, itself included.
     """
 
-    status: int
     container_status: int
     model_s: float
     concurrent: int
@@ -31,13 +30,14 @@ def record(endpoint: str, variant: str, outcome: Outcome) -> None:
     """Publish the metrics of one invocation, within the caller's account and region."""
     dimensions = {"EndpointName": endpoint, "VariantName": variant}
     client = HTTPStatus.BAD_REQUEST <= outcome.container_status < HTTPStatus.INTERNAL_SERVER_ERROR
-    server = outcome.container_status >= HTTPStatus.INTERNAL_SERVER_ERROR or outcome.container_status == 0
+    server = outcome.container_status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    success = HTTPStatus.OK <= outcome.container_status < HTTPStatus.MULTIPLE_CHOICES
     values = {
         "Invocations": (1.0, "None"),
         "InvocationsPerInstance": (1.0, "None"),
         "Invocation4XXErrors": (float(client), "None"),
         "Invocation5XXErrors": (float(server), "None"),
-        "InvocationModelErrors": (float(client or server), "None"),
+        "InvocationModelErrors": (float(not success), "None"),
         "ModelLatency": (outcome.model_s * 1e6, "Microseconds"),
         "OverheadLatency": (0.0, "Microseconds"),
         "ConcurrentRequestsPerModel": (float(outcome.concurrent), "Count"),
@@ -46,3 +46,10 @@ def record(endpoint: str, variant: str, outcome: Outcome) -> None:
     for name, (value, unit) in values.items():
         cloudwatch.record_metric(NAMESPACE, name, value, unit, dimensions)
     cloudwatch._evaluate_all_alarms()
+
+
+def record_usage(endpoint: str, variant: str, *, cpu_percent: float, memory_percent: float) -> None:
+    """Publish what the endpoint's process uses, as an instance does."""
+    dimensions = {"EndpointName": endpoint, "VariantName": variant}
+    for name, value in (("CPUUtilization", cpu_percent), ("MemoryUtilization", memory_percent)):
+        cloudwatch.record_metric(INSTANCES, name, value, "Percent", dimensions)

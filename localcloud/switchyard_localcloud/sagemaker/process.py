@@ -51,6 +51,11 @@ class Process:
         )
         self._lines.start()
 
+    @property
+    def pid(self) -> int:
+        """Id of the guard, whose child is the command."""
+        return self._process.pid
+
     def exit_status(self) -> int | None:
         """The exit status; None while it runs."""
         return self._process.poll()
