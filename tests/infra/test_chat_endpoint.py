@@ -1,0 +1,306 @@
+"""ChatEndpoint: the published container with its flags, from S3 or a hub, and each refusal with its sentence."""
+
+from __future__ import annotations
+
+import doctest
+from typing import Any
+
+import aws_cdk as cdk
+import pytest
+from aws_cdk import aws_logs as logs
+from aws_cdk.assertions import Annotations, Match, Template
+
+import switchyard_constructs.chat_endpoint
+from switchyard_constructs.chat_endpoint import ChatEndpoint, ChatFlags
+from switchyard_constructs.hardware import Architecture, Hardware
+from switchyard_constructs.images import ImageReference
+from switchyard_constructs.model_artifact import HubModel, ModelArtifact
+from switchyard_constructs.refusal import Refused
+
+DIGEST = "sha256:" + "c3" * 32
+MODEL = ModelArtifact("models", "qwen/0123abcd/", 2_700_000_000, file="Qwen3.5-4B-Q4_K_M.gguf")
+HUB = HubModel("bartowski/Qwen_Qwen3.5-4B-GGUF", "Qwen_Qwen3.5-4B-Q4_K_M.gguf", 2_700_000_000)
+ON_CPU: dict[str, Any] = {
+    "image": ImageReference.dlc(digest=DIGEST),
+    "hardware": Hardware.CPU,
+    "instance_type": "ml.c7i.4xlarge",
+}
+ON_GPU: dict[str, Any] = {
+    "image": ImageReference.dlc(digest=DIGEST, cuda="13.0"),
+    "hardware": Hardware.CUDA,
+    "instance_type": "ml.g6e.xlarge",
+}
+ON_GRAVITON: dict[str, Any] = {
+    "image": ImageReference.dlc(digest=DIGEST, architecture=Architecture.ARM64),
+    "hardware": Hardware.GRAVITON,
+    "instance_type": "ml.c8g.4xlarge",
+}
+
+
+def new_stack(region: str | None = "eu-west-1") -> cdk.Stack:
+    env = cdk.Environment(region=region, account="111122223333") if region else None
+    return cdk.Stack(cdk.App(), "Stack", env=env)
+
+
+def endpoint(stack: cdk.Stack, **changes: Any) -> ChatEndpoint:
+    """A chat endpoint on x86 processors, with changes."""
+    props = {"endpoint_name": "chat", "model": MODEL, **ON_CPU, **changes}
+    return ChatEndpoint(stack, "Chat", **props)
+
+
+def model(region: str = "eu-west-1", **changes: Any) -> dict[str, Any]:
+    """Properties of the model of such an endpoint."""
+    stack = new_stack(region)
+    endpoint(stack, **changes)
+    (found,) = Template.from_stack(stack).find_resources("AWS::SageMaker::Model").values()
+    return found["Properties"]
+
+
+def environment(**changes: Any) -> dict[str, str]:
+    return model(**changes)["PrimaryContainer"]["Environment"]
+
+
+def test_the_examples_in_the_docstrings_synthesize():
+    result = doctest.testmod(switchyard_constructs.chat_endpoint)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("on", [ON_CPU, ON_GRAVITON, ON_GPU], ids=["cpu", "graviton", "cuda"])
+def test_no_finding_of_cdk_nag_or_cfn_lint(on, nag_findings, lint_findings):
+    stack = new_stack()
+    ChatEndpoint(stack, "Chat", endpoint_name="chat", model=MODEL, flags=ChatFlags(ctx_size=8192), **on)
+    assert nag_findings(stack) == []
+    assert lint_findings(stack) == []
+
+
+@pytest.mark.parametrize(
+    ("region", "registry"),
+    [
+        ("eu-west-1", "763104351884.dkr.ecr.eu-west-1.amazonaws.com"),
+        ("eu-central-2", "380420809688.dkr.ecr.eu-central-2.amazonaws.com"),
+        ("cn-north-1", "727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn"),
+    ],
+)
+def test_the_container_comes_from_the_registry_of_the_region_by_digest(region, registry):
+    assert model(region)["PrimaryContainer"]["Image"] == f"{registry}/llama-cpp@{DIGEST}"
+
+
+def test_the_role_pulls_from_that_repository_only():
+    stack = new_stack()
+    endpoint(stack)
+    Template.from_stack(stack).has_resource_properties(
+        "AWS::IAM::Policy",
+        {
+            "PolicyDocument": {
+                "Statement": Match.array_with(
+                    [
+                        Match.object_like(
+                            {
+                                "Sid": "PullImage",
+                                "Resource": {
+                                    "Fn::Join": [
+                                        "",
+                                        [
+                                            "arn:",
+                                            {"Ref": "AWS::Partition"},
+                                            ":ecr:eu-west-1:763104351884:repository/llama-cpp",
+                                        ],
+                                    ]
+                                },
+                            }
+                        )
+                    ]
+                )
+            }
+        },
+    )
+
+
+def test_where_the_cdk_knows_no_registry_an_account_can_be_given():
+    image = ImageReference.dlc(digest=DIGEST, account="626614931356")
+    assert model("af-south-1", image=image)["PrimaryContainer"]["Image"].startswith("626614931356.dkr.ecr.af-south-1.")
+
+
+def test_the_model_is_named_so_that_no_other_file_can_win():
+    made = model()
+    assert made["EnableNetworkIsolation"] is True
+    assert made["PrimaryContainer"]["Environment"] == {"SM_LLAMA_CPP_MODEL": "/opt/ml/model/Qwen3.5-4B-Q4_K_M.gguf"}
+    assert made["PrimaryContainer"]["ModelDataSource"]["S3DataSource"]["S3Uri"] == "s3://models/qwen/0123abcd/"
+
+
+def test_flags_become_the_containers_variables():
+    flags = ChatFlags(
+        ctx_size=16384,
+        parallel=4,
+        flash_attn="on",
+        cache_type_k="q8_0",
+        reasoning_budget=0,
+        metrics=True,
+        extra={"cache-reuse": 256, "no_slots": True, "temp": 0.2},
+    )
+    assert environment(flags=flags, threads=8, environment={"SM_LLAMA_CPP_VERBOSE": "true", "TZ": "UTC"}) == {
+        "SM_LLAMA_CPP_CACHE_REUSE": "256",
+        "SM_LLAMA_CPP_CACHE_TYPE_K": "q8_0",
+        "SM_LLAMA_CPP_CTX_SIZE": "16384",
+        "SM_LLAMA_CPP_FLASH_ATTN": "on",
+        "SM_LLAMA_CPP_METRICS": "true",
+        "SM_LLAMA_CPP_MODEL": "/opt/ml/model/Qwen3.5-4B-Q4_K_M.gguf",
+        "SM_LLAMA_CPP_NO_SLOTS": "true",
+        "SM_LLAMA_CPP_PARALLEL": "4",
+        "SM_LLAMA_CPP_REASONING_BUDGET": "0",
+        "SM_LLAMA_CPP_TEMP": "0.2",
+        "SM_LLAMA_CPP_THREADS": "8",
+        "SM_LLAMA_CPP_VERBOSE": "true",
+        "TZ": "UTC",
+    }
+
+
+@pytest.mark.parametrize("switch", ["jinja", "cont_batching", "context_shift", "mmap", "warmup"])
+def test_a_switch_is_turned_off_by_its_other_name_because_the_container_drops_false(switch):
+    assert ChatFlags(**{switch: False}).environment() == {f"SM_LLAMA_CPP_NO_{switch.upper()}": "true"}
+    assert ChatFlags(**{switch: True}).environment() == {f"SM_LLAMA_CPP_{switch.upper()}": "true"}
+
+
+def test_no_flag_no_variable():
+    assert ChatFlags().environment() == {}
+
+
+@pytest.mark.parametrize(
+    ("on", "gpu_layers", "variable"),
+    [(ON_GPU, None, None), (ON_GPU, -1, "999"), (ON_GPU, 20, "20"), (ON_GPU, 0, "0"), (ON_CPU, 0, None)],
+)
+def test_layers_on_the_gpu(on, gpu_layers, variable):
+    assert environment(**on, gpu_layers=gpu_layers).get("SM_LLAMA_CPP_N_GPU_LAYERS") == variable
+
+
+def test_a_model_from_a_hub_turns_network_isolation_off_and_says_so():
+    stack = new_stack()
+    made = endpoint(stack, model=HUB)
+    template = Template.from_stack(stack)
+    template.has_resource_properties(
+        "AWS::SageMaker::Model",
+        {
+            "EnableNetworkIsolation": False,
+            "PrimaryContainer": {
+                "Environment": {"SM_LLAMA_CPP_HF_REPO": HUB.repository, "SM_LLAMA_CPP_HF_FILE": HUB.file},
+                "ModelDataSource": Match.absent(),
+            },
+        },
+    )
+    Annotations.from_stack(stack).has_warning(
+        f"/{made.node.path}", Match.string_like_regexp("'chat' fetches Qwen.*network isolation is off.*into S3")
+    )
+    # 180 s + 2.7 GB at 20 MB/s and at 80 MB/s, in whole minutes; SageMaker itself fetches nothing.
+    template.has_resource_properties(
+        "AWS::SageMaker::EndpointConfig",
+        {
+            "ProductionVariants": [
+                Match.object_like(
+                    {
+                        "ContainerStartupHealthCheckTimeoutInSeconds": 360,
+                        "ModelDataDownloadTimeoutInSeconds": 60,
+                    }
+                )
+            ]
+        },
+    )
+    actions = [
+        statement["Action"]
+        for policy in template.find_resources("AWS::IAM::Policy").values()
+        for statement in policy["Properties"]["PolicyDocument"]["Statement"]
+    ]
+    assert not [action for action in actions if "s3:" in str(action)]
+
+
+def test_a_model_in_s3_gets_no_warning():
+    stack = new_stack()
+    endpoint(stack)
+    Annotations.from_stack(stack).has_no_warning("*", Match.any_value())
+
+
+def test_what_the_kinds_have_in_common_works_here_too():
+    stack = new_stack()
+    made = endpoint(stack, log_retention=logs.RetentionDays.ONE_DAY, initial_instance_count=3)
+    template = Template.from_stack(stack)
+    template.has_resource_properties(
+        "AWS::Logs::LogGroup", {"LogGroupName": "/aws/sagemaker/Endpoints/chat", "RetentionInDays": 1}
+    )
+    template.has_resource_properties(
+        "AWS::SageMaker::EndpointConfig", {"ProductionVariants": [Match.object_like({"InitialInstanceCount": 3})]}
+    )
+    assert (made.endpoint_name, made.variant_name) == ("chat", "primary")
+
+
+REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "a model whose file is not named": (
+        {"model": ModelArtifact("models", "qwen/", 10)},
+        ["'qwen/' names no file", "a projector or another quantization", "set file"],
+    ),
+    "a flag in extra that has a place": (
+        {"flags": ChatFlags(extra={"ctx-size": 1})},
+        ["'ctx-size' is in extra", "set ctx_size there"],
+    ),
+    "a switch in extra that has a place": (
+        {"flags": ChatFlags(extra={"no-mmap": True})},
+        ["'no-mmap' is in extra", "ChatFlags has it"],
+    ),
+    "false, which is dropped": (
+        {"flags": ChatFlags(extra={"slots": False})},
+        ["'slots' is 'false', which the container drops", "set 'no-slots' to true"],
+    ),
+    "false in the environment": (
+        {"environment": {"SM_LLAMA_CPP_SLOTS": "False"}},
+        ["'slots' is 'false', which the container drops"],
+    ),
+    "a flag with dashes in front": (
+        {"flags": ChatFlags(extra={"--slots": True})},
+        ["'--slots' is not a flag", "without dashes in front"],
+    ),
+    "a flag that the endpoint sets": (
+        {"flags": ChatFlags(extra={"model": "/other.gguf"})},
+        ["'model' is set by the endpoint itself"],
+    ),
+    "the port in the environment": ({"environment": {"SM_LLAMA_CPP_PORT": "1"}}, ["'port' is set by the endpoint"]),
+    "a secret": (
+        {"environment": {"SM_LLAMA_CPP_API_KEY": "hunter2"}},
+        ["'api-key' would put a secret into the template", "leave it out"],
+    ),
+    "a value of two lines": (
+        {"flags": ChatFlags(extra={"grammar": "a\nb"})},
+        ["'grammar' has the value 'a\\nb'", "in one line"],
+    ),
+    "a value of nothing": ({"flags": ChatFlags(extra={"grammar": ""})}, ["'grammar' has the value ''"]),
+    "a flag set twice": (
+        {"flags": ChatFlags(ctx_size=1), "environment": {"SM_LLAMA_CPP_CTX_SIZE": "2"}},
+        ["the environment sets SM_LLAMA_CPP_CTX_SIZE", "use the endpoint's own setting"],
+    ),
+    "layers on a GPU that is not there": ({"gpu_layers": -1}, ["gpu_layers is -1 on a 'cpu' endpoint", "leave it out"]),
+    "fewer layers than none": ({**ON_GPU, "gpu_layers": -2}, ["gpu_layers is -2", "set -1 for all layers"]),
+    "the CPU container on a GPU": (
+        {**ON_GPU, "image": ON_CPU["image"]},
+        ["'llama-cpp' has no CUDA", "use a CUDA image"],
+    ),
+    "no instances": ({"initial_instance_count": 0}, ["initial_instance_count is 0"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_with_the_value_and_what_to_do(case):
+    changes, sentence = REFUSED[case]
+    with pytest.raises(Refused) as refusal:
+        endpoint(new_stack(), **changes)
+    for part in sentence:
+        assert part in str(refusal.value)
+
+
+def test_an_unknown_registry_is_refused():
+    with pytest.raises(
+        Refused, match="knows no registry of AWS Deep Learning Containers in 'af-south-1'; give the image"
+    ):
+        endpoint(new_stack("af-south-1"))
+
+
+def test_a_stack_without_a_region_is_refused():
+    with pytest.raises(Refused, match=r"published by AWS in a registry of each region.*give the stack env="):
+        endpoint(new_stack(region=None))
