@@ -88,7 +88,7 @@ def _upload_parts(s3: Any, bucket: str, key: str, path: Path, *, sha256: str) ->
 
 
 def _is_there(s3: Any, bucket: str, key: str, *, size: int, sha256: str) -> bool:
-    """Whether the object exists.
+    """Whether the object is known to exist.
 
     Raises:
         CommandError: It does, and is another file.
@@ -96,7 +96,8 @@ def _is_there(s3: Any, bucket: str, key: str, *, size: int, sha256: str) -> bool
     try:
         head = s3.head_object(Bucket=bucket, Key=key)
     except ClientError as error:
-        if error.response["Error"]["Code"] in ("404", "NoSuchKey", "NotFound"):
+        # S3 answers 403 for what is missing to those who may not list the bucket; the write then tells which it is.
+        if error.response["Error"]["Code"] in ("403", "404", "NoSuchKey"):
             return False
         raise
     found = (head["ContentLength"], head["Metadata"].get("sha256"))

@@ -115,7 +115,7 @@ class ModelBuild(Construct):
         self.role.add_to_policy(
             iam.PolicyStatement(
                 sid="PublishModel",
-                # GetObject too: HeadObject tells whether a file is there already.
+                # GetObject: to see whether what is there already is the same.
                 actions=["s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"],
                 resources=[objects],
             )
@@ -128,15 +128,6 @@ class ModelBuild(Construct):
                 resources=[objects],
                 # The parts of a multipart upload cannot carry the header; they create nothing by themselves.
                 conditions={"Null": {"s3:if-none-match": "true"}, "Bool": {"s3:ObjectCreationOperation": "true"}},
-            )
-        )
-        self.role.add_to_policy(
-            # Without it, S3 answers 403 instead of 404 for a file that is not there yet.
-            iam.PolicyStatement(
-                sid="SeeWhatIsMissing",
-                actions=["s3:ListBucket"],
-                resources=[bucket_arn],
-                conditions={"StringLike": {"s3:prefix": f"{PREFIX}{model}/*"}},
             )
         )
         acknowledge_wildcard(

@@ -93,7 +93,6 @@ def test_the_role_publishes_this_model_and_nothing_else(stack, build, allowed):
         "s3:AbortMultipartUpload",
         "s3:GetObject",
         "s3:GetObjectVersion",
-        "s3:ListBucket",
         "s3:PutObject",
     }
     assert all("*" not in action for action in resources)
