@@ -20,6 +20,7 @@ from aws_cdk import aws_logs as logs
 from aws_cdk import aws_sagemaker as sagemaker
 from constructs import Construct
 
+from switchyard_constructs.environment_key import LOG_KEY_ACTIONS
 from switchyard_constructs.execution_role import ExecutionRole
 from switchyard_constructs.hardware import (
     DEFAULT_AMI,
@@ -241,11 +242,16 @@ class Endpoint(Construct):
             arn = stack.format_arn(
                 service="logs", resource="log-group", resource_name=name, arn_format=ArnFormat.COLON_RESOURCE_NAME
             )
-            writer = iam.ServicePrincipal(
-                f"logs.{stack.region}.amazonaws.com",
-                conditions={"ArnEquals": {"kms:EncryptionContext:aws:logs:arn": arn}},
+            given.encryption_key.add_to_resource_policy(
+                iam.PolicyStatement(
+                    principals=[iam.ServicePrincipal(f"logs.{stack.region}.amazonaws.com")],
+                    # Not grant_encrypt_decrypt, whose actions have stars.
+                    actions=list(LOG_KEY_ACTIONS),
+                    # In a key's own policy the star is the key.
+                    resources=["*"],
+                    conditions={"ArnEquals": {"kms:EncryptionContext:aws:logs:arn": arn}},
+                )
             )
-            given.encryption_key.grant_encrypt_decrypt(writer)
         return group
 
     def _make_network(

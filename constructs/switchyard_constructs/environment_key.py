@@ -7,7 +7,16 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import Construct
 
-_USE = ("kms:Decrypt", "kms:DescribeKey", "kms:Encrypt", "kms:GenerateDataKey")
+LOG_KEY_ACTIONS = (
+    "kms:Decrypt",
+    "kms:DescribeKey",
+    "kms:Encrypt",
+    "kms:GenerateDataKey",
+    "kms:GenerateDataKeyWithoutPlaintext",
+    "kms:ReEncryptFrom",
+    "kms:ReEncryptTo",
+)
+"""What CloudWatch Logs needs of a key that encrypts a log group."""
 
 
 class EnvironmentKey(Construct):
@@ -62,7 +71,7 @@ class EnvironmentKey(Construct):
             iam.PolicyStatement(
                 sid="EncryptLogs",
                 principals=[iam.ServicePrincipal(f"logs.{stack.region}.amazonaws.com")],
-                actions=[*_USE, "kms:ReEncryptFrom", "kms:ReEncryptTo"],
+                actions=list(LOG_KEY_ACTIONS),
                 # In a key's own policy "*" is the key.
                 resources=["*"],
                 conditions={"ArnLike": {"kms:EncryptionContext:aws:logs:arn": log_groups}},
