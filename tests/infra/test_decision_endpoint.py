@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +15,6 @@ from aws_cdk import aws_kms as kms
 from aws_cdk.assertions import Match, Template
 from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
-import switchyard_constructs.decision_endpoint
-import switchyard_constructs.execution_role
 from switchyard_constructs.decision_endpoint import DecisionEndpoint
 from switchyard_constructs.endpoint import Canary
 from switchyard_constructs.hardware import Architecture, Hardware, PooledInstance
@@ -73,14 +70,6 @@ def alarm(stack: cdk.Stack, name: str = "errors") -> cloudwatch.IAlarm:
     return cloudwatch.Alarm.from_alarm_arn(
         stack, f"Alarm-{name}", f"arn:aws:cloudwatch:eu-west-1:111122223333:alarm:{name}"
     )
-
-
-@pytest.mark.parametrize(
-    "module", [switchyard_constructs.decision_endpoint, switchyard_constructs.execution_role], ids=lambda m: m.__name__
-)
-def test_the_examples_in_the_docstrings_synthesize(module):
-    assert doctest.testmod(module).attempted > 0
-    assert doctest.testmod(module).failed == 0
 
 
 # What it is.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 from typing import Any
 
@@ -11,8 +10,6 @@ import pytest
 from aws_cdk import aws_sns as sns
 from aws_cdk.assertions import Template
 
-import switchyard_constructs.endpoint_alarms
-import switchyard_constructs.endpoint_dashboard
 from switchyard_constructs.decision_endpoint import DecisionEndpoint
 from switchyard_constructs.endpoint_alarms import EndpointAlarms, Thresholds
 from switchyard_constructs.endpoint_dashboard import EndpointDashboard, Shown
@@ -47,17 +44,6 @@ def metrics(alarm: dict[str, Any]) -> dict[str, tuple[str, str]]:
 def expression(alarm: dict[str, Any]) -> str:
     (found,) = [each["Expression"] for each in alarm["Metrics"] if "Expression" in each]
     return found
-
-
-@pytest.mark.parametrize(
-    "module",
-    [switchyard_constructs.endpoint_alarms, switchyard_constructs.endpoint_dashboard],
-    ids=lambda module: module.__name__,
-)
-def test_the_examples_in_the_docstrings_synthesize(module):
-    result = doctest.testmod(module)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 def test_every_failure_class_has_an_alarm_of_its_own(stack):

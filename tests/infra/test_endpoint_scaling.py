@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 from typing import Any
 
 import aws_cdk as cdk
 import pytest
 from aws_cdk.assertions import Match, Template
 
-import switchyard_constructs.endpoint_scaling
 from switchyard_constructs.decision_endpoint import DecisionEndpoint
 from switchyard_constructs.endpoint_scaling import EndpointScaling, Schedule
 from switchyard_constructs.hardware import Hardware
@@ -31,12 +29,6 @@ def scaling(stack: cdk.Stack, **changes: Any) -> EndpointScaling:
         **changes,
     }
     return EndpointScaling(stack, "Scaling", **props)
-
-
-def test_the_example_in_the_docstring_synthesizes():
-    result = doctest.testmod(switchyard_constructs.endpoint_scaling)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 def test_the_instance_count_follows_the_requests_in_progress(stack):

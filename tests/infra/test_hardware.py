@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import subprocess
 import sys
 
 import botocore.session
 import pytest
 
+from switchyard_constructs import hardware
 from switchyard_constructs.hardware import (
     AMIS,
     DEFAULT_AMI,
@@ -37,6 +39,10 @@ def types(*names: str) -> list[InstanceType]:
 
 def pool(*places: tuple[str, int]) -> list[PooledInstance]:
     return [PooledInstance(name, priority) for name, priority in places]
+
+
+def test_the_examples_in_the_docstrings_are_right():
+    assert doctest.testmod(hardware) == (0, 1)
 
 
 @pytest.mark.parametrize("name", HOSTING_TYPES)

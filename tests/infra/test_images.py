@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import doctest
+
 import pytest
 
+from switchyard_constructs import images
 from switchyard_constructs.hardware import Architecture, Hardware
 from switchyard_constructs.images import DLC_REPOSITORY, ImageReference, check_image
 from switchyard_constructs.model_artifact import HubModel, ModelArtifact, timeout, volume_gib
@@ -16,6 +19,10 @@ GB = 10**9
 X86 = ImageReference("mine", DIGEST)
 ARM = ImageReference("mine", DIGEST, architecture=Architecture.ARM64)
 CUDA = ImageReference("mine", DIGEST, cuda="13.0")
+
+
+def test_the_examples_in_the_docstrings_are_right():
+    assert doctest.testmod(images) == (0, 1)
 
 
 def test_a_pinned_uri_is_taken_apart():
