@@ -74,8 +74,6 @@ class Runtime:
         self._options = options
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx.AsyncClient(trust_env=False, timeout=None, limits=limits)  # noqa: S113 - handle() sets the limits
-        # Only what SageMaker forwards may arrive: not the name of this client.
-        self._client.headers = httpx.Headers()
 
     async def handle(self, path: str, headers: Mapping[str, str], body: bytes) -> wire.Response:
         """Answer one request to ``/endpoints/NAME/...``."""
@@ -85,7 +83,8 @@ class Runtime:
         streamed = parts[2] == "invocations-response-stream"
         _check(headers, body)
         call = self._begin(parts[1], headers)
-        request = self._client.build_request(
+        # Not built by the client, which would add headers of its own.
+        request = httpx.Request(
             "POST",
             f"http://{HOST}:{call.fleet.port}{call.fleet.invocation_path}",
             content=body,
