@@ -40,7 +40,7 @@ from switchyard_constructs.rollout import Canary, deployment_config
 VARIANT_NAME = "primary"
 
 # SageMaker's own rules: the API reference of CreateEndpoint and ContainerDefinition.
-_ENDPOINT_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+_ENDPOINT_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 _VARIABLE = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,1023}")
 _MAX_VARIABLES, _MAX_VALUE = 100, 1024
 
@@ -49,7 +49,7 @@ class EndpointProps(TypedDict, total=False):
     """What the endpoints have in common. Only ``endpoint_name``, ``image`` and ``hardware`` are required.
 
     Attributes:
-        endpoint_name: Name of the endpoint; letters, digits and single hyphens between them, at most 63.
+        endpoint_name: Name of the endpoint; letters, digits and hyphens between them, at most 63.
         image: The container, by digest.
         hardware: Kind of machine.
         instance_type: The only instance type, such as ``ml.c7i.2xlarge``. Either this or ``instance_pool``.
@@ -389,7 +389,7 @@ def _known(value: str) -> str | None:
 
 
 def _check_name(name: str) -> None:
-    if not Token.is_unresolved(name) and not _ENDPOINT_NAME.fullmatch(name):
+    if not Token.is_unresolved(name) and (len(name) > 63 or not _ENDPOINT_NAME.fullmatch(name)):
         raise Refused(
             f"endpoint name {name!r} ({len(name)} characters) is one that SageMaker refuses: use letters, digits and "
             "hyphens, a letter or digit at both ends, at most 63"

@@ -544,6 +544,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["endpoint name 'support_decisions' (17 characters)", "letters, digits and hyphens"],
     ),
     "a name of 64": ({"endpoint_name": "a" * 64}, ["(64 characters)", "at most 63"]),
+    "a name of 91, hyphens among them": ({"endpoint_name": "a" + "--b" * 30}, ["(91 characters)", "at most 63"]),
     "a name that ends in a hyphen": ({"endpoint_name": "a-"}, ["'a-'", "at both ends"]),
     "no name": ({"endpoint_name": ""}, ["endpoint name '' (0 characters)"]),
     "both a type and a pool": (
@@ -647,6 +648,11 @@ def test_what_cannot_work_is_refused_with_the_value_and_what_to_do(case):
         endpoint(new_stack(), **changes)
     for part in sentence:
         assert part in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["a", "A1", "a--b", "a" * 63])
+def test_names_that_sagemaker_takes_are_taken(name):
+    assert endpoint(new_stack(), endpoint_name=name).endpoint_name == name
 
 
 def test_a_region_without_instance_pools_is_refused():
