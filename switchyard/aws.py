@@ -102,7 +102,7 @@ def told() -> Iterator[None]:
     except (raised.ReadTimeoutError, raised.ConnectTimeoutError) as error:
         message = f"AWS did not answer in time: {error}"
         raise CommandError(message, code=ExitCode.UNREACHABLE, hint="Try again, or raise --timeout.") from error
-    except raised.HTTPClientError as error:
+    except (raised.HTTPClientError, raised.ConnectionError) as error:
         raise CommandError(f"AWS cannot be reached: {error}", code=ExitCode.UNREACHABLE, hint=_REACH_HINT) from error
     except raised.BotoCoreError as error:
         raise CommandError(f"the AWS SDK cannot do this: {error}") from error

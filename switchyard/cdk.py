@@ -13,6 +13,8 @@ from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.nodejs import ROOT, cdk_command, with_packaged_node
 
 ASSEMBLY = ROOT / ".run" / "cdk.out"
+CONCURRENCY = 4
+"""Stacks deployed at a time: endpoints do not depend on one another, and each takes minutes on AWS."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,8 @@ class Cdk:
         Raises:
             CommandError: A stack failed; CloudFormation's reason stands above, and the stack is as it was before.
         """
-        self._run("deploy", *(stacks or ("--all",)), "--require-approval", "never", *self._synthesized)
+        options = ("--require-approval", "never", "--concurrency", str(CONCURRENCY))
+        self._run("deploy", *(stacks or ("--all",)), *options, *self._synthesized)
 
     def destroy(self, *, ask: bool) -> None:
         """Destroy all stacks.

@@ -120,7 +120,7 @@ def is_pushed(aws: Aws, environment: Environment, digest: str) -> bool:
     account = environment.images.account
     where: dict[str, Any] = {"registryId": account} if account else {}
     image = {"repositoryName": environment.repository_name, "imageIds": [{"imageDigest": digest}], **where}
-    return _exists(lambda: aws.client("ecr").describe_images(**image), ("ImageNotFoundException",))
+    return _exists(lambda: aws.client("ecr").describe_images(**image)["imageDetails"], ("ImageNotFoundException",))
 
 
 def _exists(look: Callable[[], object], absent: Sequence[str]) -> bool:
@@ -128,9 +128,8 @@ def _exists(look: Callable[[], object], absent: Sequence[str]) -> bool:
 
     with told():
         try:
-            look()
+            return bool(look())
         except ClientError as error:
             if error_code(error) in absent:
                 return False
             raise
-    return True

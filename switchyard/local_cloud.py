@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 HOME = ROOT / ".run" / "cloud"
 """Everything that it writes, and nothing else is in there: logs, certificates, models of endpoints."""
 
+SHARING = {"OMP_WAIT_POLICY": "passive"}
+"""For the endpoints' processes, which share this machine's cores: threads that wait sleep instead of spinning."""
+
 
 def package() -> Any:
     """``switchyard_localcloud``.
@@ -57,19 +60,18 @@ def require(home: Path) -> CloudDetails:
     return details
 
 
-def start(home: Path, *, port: int = 0, **options: Any) -> CloudDetails:
+def start(home: Path, *, port: int = 0) -> CloudDetails:
     """Start a local cloud that outlives this process.
 
     Args:
         home: Its folder.
         port: Its port on 127.0.0.1; 0 picks a free one.
-        options: Further settings of ``switchyard_localcloud.options.Options``.
 
     Raises:
         CommandError: It does not start; the message has the end of its log.
     """
     try:
-        details: CloudDetails = package().LocalCloud(home, port, **options).start(detached=True)
+        details: CloudDetails = package().LocalCloud(home, port, environment=SHARING).start(detached=True)
     except RuntimeError as error:
         raise CommandError(str(error)) from error
     return details

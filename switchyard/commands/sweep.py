@@ -31,7 +31,7 @@ def command(
         console.out.print(_table(groups))
     left = [group for group in groups if group.kept_because is None]
     if not left:
-        console.note(f"nothing is left of {env} in account {aws.account()}, {aws.region}")
+        console.note(f"nothing of {env} is left over in account {aws.account()}, {aws.region}")
         return
     if not yes:
         console.note(f"{len(left)} to remove; nothing was removed: add --yes")
