@@ -1,0 +1,181 @@
+"""The resources around an endpoint: buckets, repositories, builds, SageMaker's own API."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import botocore.exceptions
+import pytest
+from endpoint_template import delete, deploy, execution_policy, reasons, template, trust
+
+from conftest import Furnished
+
+CONFIGURED = {
+    "VersioningConfiguration": {"Status": "Enabled"},
+    "BucketEncryption": {
+        "ServerSideEncryptionConfiguration": [{"ServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}]
+    },
+    "OwnershipControls": {"Rules": [{"ObjectOwnership": "BucketOwnerEnforced"}]},
+    "LoggingConfiguration": {"DestinationBucketName": {"Ref": "Logs"}, "LogFilePrefix": "here/"},
+    "Tags": [{"Key": "team", "Value": "a"}],
+    "LifecycleConfiguration": {
+        "Rules": [
+            {
+                "Id": "old",
+                "Status": "Enabled",
+                "Prefix": "tmp/",
+                "ExpirationInDays": 3,
+                "NoncurrentVersionExpiration": {"NoncurrentDays": 30, "NewerNoncurrentVersions": 2},
+                "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 7},
+            },
+            {"Id": "all", "Status": "Disabled", "NoncurrentVersionExpirationInDays": 5},
+        ]
+    },
+}
+
+
+@pytest.fixture
+def made(furnished: Furnished) -> Iterator[Any]:
+    """Deploys resources in a stack of their own."""
+    name = f"made-{uuid.uuid4().hex[:8]}"
+
+    def make(resources: dict[str, Any]) -> str:
+        return deploy(furnished.cloudformation, name, template(resources))
+
+    make.name = name  # type: ignore[attr-defined]
+    yield make
+    if name in {each["StackName"] for each in furnished.cloudformation.describe_stacks()["Stacks"]}:
+        assert delete(furnished.cloudformation, name) == "DELETE_COMPLETE"
+
+
+def bucket(**properties: Any) -> dict[str, Any]:
+    return {"Type": "AWS::S3::Bucket", "Properties": properties}
+
+
+def test_bucket_gets_all_of_its_configuration(furnished: Furnished, made: Any) -> None:
+    name = f"configured-{uuid.uuid4().hex[:8]}"
+    resources = {"Logs": bucket(), "Bucket": bucket(BucketName=name, **CONFIGURED)}
+    assert made(resources) == "CREATE_COMPLETE"
+    s3 = furnished.s3
+    rules = {rule["ID"]: rule for rule in s3.get_bucket_lifecycle_configuration(Bucket=name)["Rules"]}
+    assert rules["old"]["Filter"] == {"Prefix": "tmp/"}
+    assert rules["old"]["Expiration"] == {"Days": 3}
+    assert rules["old"]["NoncurrentVersionExpiration"]["NoncurrentDays"] == 30
+    assert rules["old"]["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 7}
+    assert rules["all"]["Status"] == "Disabled"
+    encryption = s3.get_bucket_encryption(Bucket=name)["ServerSideEncryptionConfiguration"]["Rules"]
+    assert encryption[0]["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
+    assert s3.get_bucket_logging(Bucket=name)["LoggingEnabled"]["TargetPrefix"] == "here/"
+    ownership = s3.get_bucket_ownership_controls(Bucket=name)["OwnershipControls"]["Rules"]
+    assert ownership == [{"ObjectOwnership": "BucketOwnerEnforced"}]
+    assert {"Key": "team", "Value": "a"} in s3.get_bucket_tagging(Bucket=name)["TagSet"]
+    assert s3.get_bucket_versioning(Bucket=name)["Status"] == "Enabled"
+    plainer = {key: value for key, value in CONFIGURED.items() if key != "LifecycleConfiguration"}
+    assert made({"Logs": bucket(), "Bucket": bucket(BucketName=name, **plainer)}) == "UPDATE_COMPLETE"
+    with pytest.raises(botocore.exceptions.ClientError, match="NoSuchLifecycleConfiguration"):
+        s3.get_bucket_lifecycle_configuration(Bucket=name)
+
+
+def test_bucket_property_that_would_be_ignored_is_refused(furnished: Furnished, made: Any) -> None:
+    assert made({"Bucket": bucket(AccelerateConfiguration={"AccelerationStatus": "Enabled"})}) == "ROLLBACK_COMPLETE"
+    assert "does not emulate AccelerateConfiguration" in reasons(furnished.cloudformation, made.name)
+
+
+def test_bucket_with_objects_is_not_deleted(furnished: Furnished, made: Any) -> None:
+    name = f"full-{uuid.uuid4().hex[:8]}"
+    assert made({"Bucket": bucket(BucketName=name, VersioningConfiguration={"Status": "Enabled"})}) == "CREATE_COMPLETE"
+    furnished.s3.put_object(Bucket=name, Key="a", Body=b"1")
+    furnished.s3.delete_object(Bucket=name, Key="a")
+    # Only versions are left, and they hold the bucket too.
+    assert delete(furnished.cloudformation, made.name) == "DELETE_FAILED"
+    assert "not empty" in reasons(furnished.cloudformation, made.name)
+    versions = furnished.s3.list_object_versions(Bucket=name)
+    for each in [*versions["Versions"], *versions["DeleteMarkers"]]:
+        furnished.s3.delete_object(Bucket=name, Key="a", VersionId=each["VersionId"])
+
+
+def test_repository_with_images_is_deleted_only_when_told(furnished: Furnished, made: Any) -> None:
+    repository = {"Type": "AWS::ECR::Repository", "Properties": {"RepositoryName": made.name}}
+    assert made({"Repository": repository}) == "CREATE_COMPLETE"
+    furnished.cloud.register_image(made.name, tag="v1")
+    assert delete(furnished.cloudformation, made.name) == "DELETE_FAILED"
+    furnished.cloud.client("ecr").delete_repository(repositoryName=made.name, force=True)
+    assert delete(furnished.cloudformation, made.name) == "DELETE_COMPLETE"
+    repository["Properties"] = {"RepositoryName": made.name, "EmptyOnDelete": True}
+    assert made({"Repository": repository}) == "CREATE_COMPLETE"
+    furnished.cloud.register_image(made.name)
+
+
+def test_upload_with_the_accounts_own_key(furnished: Furnished) -> None:
+    """As the CDK uploads its assets."""
+    answer = furnished.s3.put_object(Bucket="models", Key="kms/a", Body=b"a", ServerSideEncryption="aws:kms")
+    assert answer["SSEKMSKeyId"].startswith("arn:aws:kms:us-east-1:000000000000:key/")
+
+
+def test_builds_do_not_pretend_to_succeed(furnished: Furnished) -> None:
+    codebuild = furnished.cloud.client("codebuild")
+    with pytest.raises(codebuild.exceptions.ClientError, match="does not emulate builds"):
+        codebuild.start_build(projectName="anything")
+
+
+def test_unknown_operation_says_so(furnished: Furnished) -> None:
+    with pytest.raises(botocore.exceptions.ClientError, match="does not emulate sagemaker:ListClusters"):
+        furnished.sagemaker.list_clusters()
+
+
+def test_unknown_resource_type_is_refused_before_anything_is_made(furnished: Furnished, made: Any) -> None:
+    with pytest.raises(botocore.exceptions.ClientError, match="Unrecognized resource types"):
+        made({"Cluster": {"Type": "AWS::SageMaker::Cluster", "Properties": {}}})
+
+
+def test_life_of_an_endpoint_with_boto3_alone(furnished: Furnished, name: str) -> None:
+    """As without CloudFormation: asynchronous, a failed endpoint stays until it is deleted."""
+    sagemaker, iam = furnished.sagemaker, furnished.cloud.client("iam")
+    role = iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(trust()))["Role"]["Arn"]
+    policy = json.dumps(execution_policy("small/"))
+    iam.put_role_policy(RoleName=name, PolicyName="it", PolicyDocument=policy)
+    for version, environment in (("1", {"VERSION": "1"}), ("bad", {"EXIT_STATUS": "1"})):
+        sagemaker.create_model(
+            ModelName=f"{name}-{version}",
+            ExecutionRoleArn=role,
+            PrimaryContainer={"Image": furnished.echo, "Environment": environment},
+            Tags=[{"Key": "team", "Value": "a"}],
+        )
+        variant = {
+            "VariantName": "primary",
+            "ModelName": f"{name}-{version}",
+            "InitialInstanceCount": 1,
+            "InstanceType": "ml.c6i.large",
+        }
+        sagemaker.create_endpoint_config(EndpointConfigName=f"{name}-{version}", ProductionVariants=[variant])
+    model = sagemaker.describe_model(ModelName=f"{name}-1")
+    assert model["PrimaryContainer"]["Environment"] == {"VERSION": "1"}
+    assert sagemaker.list_tags(ResourceArn=model["ModelArn"])["Tags"] == [{"Key": "team", "Value": "a"}]
+    with pytest.raises(botocore.exceptions.ClientError, match="already existing model"):
+        sagemaker.create_model(ModelName=f"{name}-1", ExecutionRoleArn=role, PrimaryContainer={"Image": furnished.echo})
+    waiting = {"EndpointName": name, "WaiterConfig": {"Delay": 1}}
+    sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=f"{name}-bad")
+    with pytest.raises(botocore.exceptions.WaiterError):
+        sagemaker.get_waiter("endpoint_in_service").wait(**waiting)
+    failed = sagemaker.describe_endpoint(EndpointName=name)
+    assert (failed["EndpointStatus"], failed["FailureReason"][:21]) == ("Failed", "The primary container")
+    sagemaker.delete_endpoint(EndpointName=name)
+    sagemaker.get_waiter("endpoint_deleted").wait(**waiting)
+    sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=f"{name}-1")
+    sagemaker.get_waiter("endpoint_in_service").wait(**waiting)
+    sagemaker.update_endpoint(EndpointName=name, EndpointConfigName=f"{name}-bad")
+    sagemaker.get_waiter("endpoint_in_service").wait(**waiting)
+    kept = sagemaker.describe_endpoint(EndpointName=name)
+    assert (kept["EndpointConfigName"], "FailureReason" in kept) == (f"{name}-1", True)
+    assert furnished.invoke(name)["version"] == "1"
+    assert name in [each["EndpointName"] for each in sagemaker.list_endpoints(StatusEquals="InService")["Endpoints"]]
+    sagemaker.delete_endpoint(EndpointName=name)
+    sagemaker.get_waiter("endpoint_deleted").wait(**waiting)
+    for version in ("1", "bad"):
+        sagemaker.delete_endpoint_config(EndpointConfigName=f"{name}-{version}")
+        sagemaker.delete_model(ModelName=f"{name}-{version}")
+    with pytest.raises(botocore.exceptions.ClientError, match="Could not find model"):
+        sagemaker.describe_model(ModelName=f"{name}-1")
