@@ -19,6 +19,8 @@ PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, "switchyard-setup.json")
 LOCK = os.path.join(ROOT, "requirements.txt")
 PROJECT = os.path.join(ROOT, "pyproject.toml")
+NODE_LOCK = os.path.join(ROOT, "package-lock.json")
+CDK = os.path.join(ROOT, "node_modules", "aws-cdk")
 
 OLDEST, NEWEST = (3, 11), (3, 13)
 BINDING = "llama-cpp-python"
@@ -34,7 +36,7 @@ def main() -> int:
     if wanted["cmake_args"] is None:
         # Who built with arguments of their own once does not want to repeat them every time.
         wanted["cmake_args"] = found.get("cmake_args") or DEFAULT_CMAKE_ARGS
-    if found == wanted and works():
+    if found == wanted and works() and os.path.isdir(CDK):
         return 0
     rebuild = bool(found) and found.get("cmake_args") != wanted["cmake_args"]
     return install(wanted, rebuild=rebuild)
@@ -55,7 +57,7 @@ def use_another_python() -> int:
 def inputs_hash() -> str:
     """What the environment is a function of: the lock, the project file, the Python and the place."""
     digest = hashlib.sha256()
-    for path in (LOCK, PROJECT, __file__):
+    for path in (LOCK, PROJECT, NODE_LOCK, __file__):
         with open(path, "rb") as file:
             digest.update(file.read())
     digest.update(repr((sys.version_info[:3], ROOT)).encode())
@@ -112,6 +114,10 @@ def install(wanted: dict[str, str | None], *, rebuild: bool) -> int:
             run([*pip, *options], environment)
     run([*pip, "--require-hashes", "-r", LOCK], environment)
     run([*pip, "--quiet", "--no-deps", "--no-build-isolation", "-e", ROOT], environment)
+    # The CDK's command line, as package-lock.json has it, on the Node.js that pip has just installed.
+    npm = "from switchyard.nodejs import npm_command; print(chr(10).join(npm_command()))"
+    found = subprocess.run([PYTHON, "-c", npm], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603
+    run([*found.stdout.splitlines(), "ci", "--no-audit", "--no-fund", "--silent", "--prefix", ROOT])
     with open(STAMP, "w", encoding="utf-8") as file:
         json.dump(wanted, file)
     say("the environment is ready; the command is .venv/bin/switchyard")

@@ -134,6 +134,7 @@ class EndpointStack(EnvironmentStack):
                 gpu_layers=declared.gpu_layers or None,
                 **props,
             )
+        props["environment"] = {"SWITCHYARD_MODEL_ID": model.name, **declared.environment}
         return DecisionEndpoint(self, "Endpoint", model=artifact, gpu_layers=declared.gpu_layers, **props)
 
     def _place(self, made: IsolatedNetwork | None) -> tuple[ec2.IVpc | None, ec2.SubnetSelection | None]:
@@ -144,6 +145,9 @@ class EndpointStack(EnvironmentStack):
                 zones, identifiers = list(subnets), list(subnets.values())
                 vpc = ec2.Vpc.from_vpc_attributes(
                     self, "Vpc", vpc_id=vpc_id, availability_zones=zones, isolated_subnet_ids=identifiers
+                )
+                cdk.Annotations.of(vpc).acknowledge_warning(
+                    "@aws-cdk/aws-ec2:noSubnetRouteTableId", "Nothing here changes routes."
                 )
                 return vpc, ec2.SubnetSelection(subnet_type=ec2.SubnetType.PRIVATE_ISOLATED)
             case _:

@@ -1,0 +1,494 @@
+"""What the stacks of each environment contain: our three, and variations on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aws_cdk as cdk
+import pytest
+from aws_cdk.assertions import Annotations, Match
+from constructs import IConstruct
+
+from environment_assemblies import NAMES, app_of, of_type, only, our_templates, ours, stacks_of, templates_of
+from stacks.environment_stack import RETENTION
+from switchyard.environment import LOG_RETENTION_DAYS, Environment, load_environment, parse_environment
+from switchyard.release_manifest import Release, load_release, parse_release
+
+# Where AWS has no resource to name, or names it only after it was made. Everything else is named.
+STAR_RESOURCES = {
+    "cloudwatch:PutMetricData": "metrics have no ARN; a condition names the namespaces",
+    "ec2:CreateNetworkInterface": "an interface's id is not known beforehand; a condition names the subnets",
+    "ec2:CreateNetworkInterfacePermission": "as above",
+    "ec2:DeleteNetworkInterface": "as above",
+    "ec2:DeleteNetworkInterfacePermission": "permissions of interfaces have no ARN",
+    "ec2:DescribeDhcpOptions": "EC2's descriptions have no ARN",
+    "ec2:DescribeNetworkInterfaces": "EC2's descriptions have no ARN",
+    "ec2:DescribeSecurityGroups": "EC2's descriptions have no ARN",
+    "ec2:DescribeSubnets": "EC2's descriptions have no ARN",
+    "ec2:DescribeVpcs": "EC2's descriptions have no ARN",
+    "ecr:GetAuthorizationToken": "the login to a registry has no ARN",
+    "sagemaker:CallWithBearerToken": "bearer tokens have no ARN",
+}
+
+# What may follow a named resource: the objects below a prefix, or in a bucket that is emptied before it goes.
+STAR_SUFFIXES = {
+    "s3:AbortMultipartUpload",
+    "s3:DeleteObject",
+    "s3:DeleteObjectVersion",
+    "s3:GetObject",
+    "s3:PutObject",
+}
+
+# Types without tags. Every other resource carries them.
+WITHOUT_TAGS = {
+    "AWS::ApplicationAutoScaling::ScalableTarget",
+    "AWS::ApplicationAutoScaling::ScalingPolicy",
+    "AWS::Budgets::Budget",
+    "AWS::CloudWatch::Dashboard",
+    "AWS::EC2::SubnetRouteTableAssociation",
+    "AWS::EC2::VPCEndpoint",
+    "AWS::IAM::Policy",
+    "AWS::S3::BucketPolicy",
+    "AWS::SNS::Subscription",
+    "AWS::SNS::TopicPolicy",
+    "Custom::SwitchyardEmptyBucket",
+}
+
+EVERY_STACK = [(name, part) for name in NAMES for part in our_templates(name)]
+
+
+@pytest.fixture(params=EVERY_STACK, ids=[f"{name}-{part}" for name, part in EVERY_STACK])
+def every(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The name of an environment of ours, and of one of its parts."""
+    pair: tuple[str, str] = request.param
+    return pair
+
+
+def stack_of(name: str, part: str) -> cdk.Stack:
+    (found,) = [each for each in stacks_of(ours(name)) if each.stack_name == f"Switchyard-{name}-{part}"]
+    return found
+
+
+def manifest_of(app: cdk.App) -> dict[str, Any]:
+    """What an app tells the command line: stacks, assets, and what it could not know without AWS."""
+    content: dict[str, Any] = json.loads(Path(app.synth().directory, "manifest.json").read_text())
+    return content
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def documents(template: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every statement of every policy in a template, with the type of the resource that has it."""
+    for resource in template["Resources"].values():
+        properties = resource.get("Properties", {})
+        for key in ("PolicyDocument", "KeyPolicy", "RepositoryPolicyText", "AssumeRolePolicyDocument"):
+            for statement in as_list(properties.get(key, {}).get("Statement", [])):
+                yield resource["Type"], statement
+        for policy in properties.get("Policies", []) if resource["Type"] == "AWS::IAM::Role" else []:
+            for statement in as_list(policy["PolicyDocument"]["Statement"]):
+                yield resource["Type"], statement
+
+
+def text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def environment(name: str = "dev", **changes: Any) -> Environment:
+    """One of our environments with changes at the top of its file."""
+    data = load_environment(name).model_dump(exclude={"name"}) | changes
+    return parse_environment(data, name=name, source=f"{name}.toml")
+
+
+def with_endpoint(**changes: Any) -> Environment:
+    """dev with its decision endpoint changed, and no other."""
+    one = {"kind": "decision", "hardware": "cpu", "instance_type": "ml.c7i.xlarge", **changes}
+    return environment(endpoints={"decision": {key: value for key, value in one.items() if value is not None}})
+
+
+def other_release(change: Callable[[dict[str, Any]], None]) -> Release:
+    """The sample with a change."""
+    content = load_release().model_dump(mode="json")
+    change(content)
+    return parse_release(content, source="other.json")
+
+
+def test_no_finding_of_cdk_nag(every: tuple[str, str], nag_findings: Callable[[IConstruct], list[str]]) -> None:
+    assert nag_findings(stack_of(*every)) == []
+
+
+def test_no_finding_of_cfn_lint(every: tuple[str, str]) -> None:
+    from cfnlint.api import ManualArgs, lint
+
+    name, part = every
+    config = ManualArgs(
+        regions=[load_environment(name).region],
+        # A dependency on a construct names all that is in it, also what a reference orders already.
+        ignore_checks=["W3005"],
+    )
+    found = lint(json.dumps(our_templates(name)[part]), config=config)
+    assert [f"{match.rule.id} {match.message}" for match in found] == []
+
+
+def test_no_star_in_an_action(every: tuple[str, str]) -> None:
+    name, part = every
+    for type_, statement in documents(our_templates(name)[part]):
+        for action in as_list(statement["Action"]):
+            # A key's policy gives the key to the account: the CDK's default, without which nobody could manage it.
+            # A bucket's denies everything that is not TLS.
+            if (type_, action) == ("AWS::KMS::Key", "kms:*") or statement["Effect"] == "Deny":
+                continue
+            assert "*" not in action, f"{type_}: {action}"
+
+
+def test_a_star_in_a_resource_is_listed(every: tuple[str, str]) -> None:
+    name, part = every
+    for type_, statement in documents(our_templates(name)[part]):
+        if type_ == "AWS::KMS::Key" or "Resource" not in statement or statement["Effect"] == "Deny":
+            continue  # In a key's own policy the star is the key.
+        for action in as_list(statement["Action"]):
+            for resource in as_list(statement["Resource"]):
+                if "*" not in text(resource):
+                    continue
+                if resource == "*" or ":network-interface/" in text(resource):
+                    assert action in STAR_RESOURCES, f"{action} on {text(resource)}"
+                else:
+                    assert action in STAR_SUFFIXES, f"{action} on {text(resource)}"
+                    assert text(resource).rstrip('"]} ').endswith("/*"), f"{action} on {text(resource)}"
+
+
+def test_nobody_is_everybody(every: tuple[str, str]) -> None:
+    name, part = every
+    for type_, statement in documents(our_templates(name)[part]):
+        if statement["Effect"] == "Allow" and "Principal" in statement:
+            assert statement["Principal"] not in ("*", {"AWS": "*"}), f"{type_}: {statement}"
+
+
+def test_everything_is_tagged(every: tuple[str, str]) -> None:
+    name, part = every
+    wanted = {"switchyard:environment": name}
+    if part.startswith("Endpoint-"):
+        wanted |= {"switchyard:release": "sample", "switchyard:endpoint": part.removeprefix("Endpoint-")}
+    for logical_id, resource in our_templates(name)[part]["Resources"].items():
+        if resource["Type"] in WITHOUT_TAGS:
+            continue
+        tags = resource.get("Properties", {}).get("Tags", [])
+        found = tags if isinstance(tags, dict) else {tag["Key"]: tag["Value"] for tag in tags}
+        assert wanted.items() <= found.items(), f"{logical_id} ({resource['Type']}) has the tags {found}"
+
+
+ENDPOINT_OUTPUTS = {"EndpointName", "EndpointArn", "Kind", "Release", "LogGroup", "CallerRoleArn"}
+MODEL_PROJECTS = {"ModelProjectGemma3270m", "ModelProjectQwen354b"}
+OUTPUTS = {
+    "dev": {
+        "Artifacts": {"BucketName"},
+        "Build": {"RepositoryUri", "ImageProjectCpu", *MODEL_PROJECTS},
+        "Observability": {"AlarmTopicArn", "DashboardName"},
+        "Endpoint-decision": ENDPOINT_OUTPUTS,
+        "Endpoint-chat": ENDPOINT_OUTPUTS,
+    },
+    "staging": {
+        "Artifacts": {"BucketName"},
+        "Network": set(),
+        "Build": {"RepositoryUri", "ImageProjectCpu", "ImageProjectGraviton", "ImageProjectCuda", *MODEL_PROJECTS},
+        "Observability": {"AlarmTopicArn", "DashboardName"},
+        "Endpoint-decision-cpu": ENDPOINT_OUTPUTS,
+        "Endpoint-decision-gpu": ENDPOINT_OUTPUTS,
+        "Endpoint-chat": ENDPOINT_OUTPUTS,
+    },
+    "prod": {
+        "Artifacts": {"BucketName"},
+        "Network": set(),
+        "Build": MODEL_PROJECTS,
+        "Observability": {"AlarmTopicArn", "DashboardName"},
+        "Endpoint-decision-cpu": ENDPOINT_OUTPUTS,
+        "Endpoint-decision-gpu": ENDPOINT_OUTPUTS,
+        "Endpoint-chat": ENDPOINT_OUTPUTS,
+    },
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stacks_and_outputs_are_these(name: str) -> None:
+    outputs = {
+        part: {
+            output
+            for output, content in template.get("Outputs", {}).items()
+            # What one stack exports for another is the CDK's business.
+            if "Export" not in content
+        }
+        for part, template in our_templates(name).items()
+    }
+    assert outputs == OUTPUTS[name]
+
+
+def test_what_callers_read() -> None:
+    outputs = our_templates("dev")["Endpoint-decision"]["Outputs"]
+    assert outputs["EndpointName"]["Value"] == "switchyard-dev-decision"
+    assert outputs["Kind"]["Value"] == "decision"
+    assert outputs["Release"]["Value"] == "sample"
+    assert our_templates("dev")["Endpoint-chat"]["Outputs"]["Kind"]["Value"] == "chat"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_looked_up(name: str) -> None:
+    assert "missing" not in manifest_of(ours(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_endpoints_come_after_what_they_need(name: str) -> None:
+    for stack in stacks_of(ours(name)):
+        if "-Endpoint-" in stack.stack_name:
+            before = {each.stack_name.split("-", 2)[2] for each in stack.dependencies}
+            assert {"Artifacts", "Build", "Observability"} <= before
+            assert not any("Endpoint" in each for each in before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_accounts_and_regions(name: str) -> None:
+    declared = load_environment(name)
+    for stack in ours(name).synth().stacks:
+        assert stack.environment.account == (declared.account or "unknown-account")
+        assert stack.environment.region == declared.region
+
+
+STORES = ("AWS::S3::Bucket", "AWS::ECR::Repository", "AWS::Logs::LogGroup", "AWS::KMS::Key")
+
+
+def test_what_is_stored_goes_or_stays(every: tuple[str, str]) -> None:
+    name, part = every
+    policy = "Retain" if load_environment(name).removal_policy == "retain" else "Delete"
+    stored = [each for each in our_templates(name)[part]["Resources"].values() if each["Type"] in STORES]
+    assert {each["DeletionPolicy"] for each in stored} <= {policy}
+    assert stored or part == "Observability"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_to_stay_is_protected(name: str) -> None:
+    for stack in stacks_of(ours(name)):
+        assert stack.termination_protection is (load_environment(name).removal_policy == "retain")
+
+
+def test_retention_is_what_the_file_says() -> None:
+    assert set(RETENTION) == set(LOG_RETENTION_DAYS)
+    for days, retention in RETENTION.items():
+        assert retention.value
+        if days in (7, 365, 3653):
+            template = templates_of(app_of(environment(log_retention_days=days)))["Endpoint-decision"]
+            assert only(template, "AWS::Logs::LogGroup")["RetentionInDays"] == days
+
+
+def test_a_decision_endpoint_on_processors() -> None:
+    template = our_templates("dev")["Endpoint-decision"]
+    model = only(template, "AWS::SageMaker::Model")
+    container = model["PrimaryContainer"]
+    digest = load_release().images["decision"]["cpu"].digest
+    assert text(container["Image"]).find(f"dkr.ecr.us-east-1.amazonaws.com/switchyard-dev@{digest}") > 0
+    assert container["Environment"] == {
+        "SWITCHYARD_GPU_LAYERS": "0",
+        "SWITCHYARD_MODEL": "/opt/ml/model",
+        "SWITCHYARD_MODEL_ID": "gemma-3-270m",
+    }
+    assert model["EnableNetworkIsolation"] is True
+    assert load_release().model("decision").key in text(container["ModelDataSource"])
+    (variant,) = only(template, "AWS::SageMaker::EndpointConfig")["ProductionVariants"]
+    assert variant["InstanceType"] == "ml.c7i.xlarge"
+    assert variant["VariantName"] == "primary"
+    endpoint = only(template, "AWS::SageMaker::Endpoint")
+    assert endpoint["EndpointName"] == "switchyard-dev-decision"
+    assert endpoint["RetainAllVariantProperties"] is True
+
+
+def test_a_decision_endpoint_on_gpus() -> None:
+    template = our_templates("prod")["Endpoint-decision-gpu"]
+    (variant,) = only(template, "AWS::SageMaker::EndpointConfig")["ProductionVariants"]
+    assert [pool["InstanceType"] for pool in variant["InstancePools"]] == [
+        "ml.g6e.xlarge",
+        "ml.g6.xlarge",
+        "ml.g5.xlarge",
+    ]
+    assert "InstanceType" not in variant
+    assert variant["InferenceAmiVersion"] == "al2023-ami-sagemaker-inference-gpu-4-1"
+    assert variant["RoutingConfig"] == {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"}
+    environment = only(template, "AWS::SageMaker::Model")["PrimaryContainer"]["Environment"]
+    assert environment["SWITCHYARD_GPU_LAYERS"] == "-1"
+
+
+def test_production_pulls_what_staging_built() -> None:
+    image = only(our_templates("prod")["Endpoint-decision-cpu"], "AWS::SageMaker::Model")["PrimaryContainer"]["Image"]
+    assert image.startswith("111122223333.dkr.ecr.us-east-1.amazonaws.com/switchyard@sha256:")
+    assert not of_type(our_templates("prod")["Build"], "AWS::ECR::Repository")
+    repository = only(our_templates("staging")["Build"], "AWS::ECR::Repository")
+    assert repository["RepositoryName"] == "switchyard"
+    assert "444455556666" in text(repository["RepositoryPolicyText"])
+
+
+def test_chat_is_the_published_container() -> None:
+    container = only(our_templates("dev")["Endpoint-chat"], "AWS::SageMaker::Model")["PrimaryContainer"]
+    assert container["Image"].startswith("763104351884.dkr.ecr.us-east-1.amazonaws.com/llama-cpp@sha256:")
+    assert container["Environment"] == {
+        "SM_LLAMA_CPP_ALIAS": "gemma-3-270m",
+        "SM_LLAMA_CPP_MODEL": "/opt/ml/model/gemma-3-270m-q4_k_m.gguf",
+    }
+
+
+def test_a_hub_turns_isolation_off_and_says_so() -> None:
+    hub = {"repository": "owner/name", "file": "model.gguf", "bytes": 10**9}
+    app = app_of(with_endpoint(kind="chat", hub=hub))
+    template = templates_of(app)["Endpoint-decision"]
+    model = only(template, "AWS::SageMaker::Model")
+    assert model["EnableNetworkIsolation"] is False
+    assert "ModelDataSource" not in model["PrimaryContainer"]
+    (stack,) = [each for each in stacks_of(app) if "-Endpoint-" in each.stack_name]
+    Annotations.from_stack(stack).has_warning("*", Match.string_like_regexp("network isolation is off"))
+
+
+def test_scaling_is_what_the_file_says() -> None:
+    template = our_templates("prod")["Endpoint-decision-cpu"]
+    target = only(template, "AWS::ApplicationAutoScaling::ScalableTarget")
+    assert (target["MinCapacity"], target["MaxCapacity"]) == (2, 8)
+    assert [each["ScheduledActionName"] for each in target["ScheduledActions"]] == ["day", "night"]
+    assert not of_type(our_templates("dev")["Endpoint-decision"], "AWS::ApplicationAutoScaling::ScalableTarget")
+
+
+def test_an_update_is_watched_by_alarms() -> None:
+    for part, kind in (("Endpoint-decision-cpu", "CANARY"), ("Endpoint-chat", "ALL_AT_ONCE")):
+        template = our_templates("prod")[part]
+        deployment = only(template, "AWS::SageMaker::Endpoint")["DeploymentConfig"]
+        routing = deployment["BlueGreenUpdatePolicy"]["TrafficRoutingConfiguration"]
+        assert routing["Type"] == kind
+        names = [alarm["AlarmName"]["Ref"] for alarm in deployment["AutoRollbackConfiguration"]["Alarms"]]
+        assert names
+        assert {template["Resources"][name]["Type"] for name in names} == {"AWS::CloudWatch::Alarm"}
+
+
+def test_alarms_tell_the_topic_and_the_topic_the_addresses() -> None:
+    for alarm in of_type(our_templates("prod")["Endpoint-chat"], "AWS::CloudWatch::Alarm"):
+        assert "Observability" in text(alarm["AlarmActions"])
+    (subscription,) = of_type(our_templates("prod")["Observability"], "AWS::SNS::Subscription")
+    assert subscription["Endpoint"] == "switchyard-oncall@example.com"
+    assert not of_type(our_templates("dev")["Observability"], "AWS::SNS::Subscription")
+
+
+def test_the_latency_alarm_is_what_the_file_says() -> None:
+    template = templates_of(app_of(with_endpoint(latency_alarm_ms=1234)))["Endpoint-decision"]
+    thresholds = {alarm["Threshold"] for alarm in of_type(template, "AWS::CloudWatch::Alarm")}
+    assert 1234 * 1000 in thresholds
+
+
+def test_the_budget_counts_what_is_tagged() -> None:
+    budget = only(our_templates("prod")["Observability"], "AWS::Budgets::Budget")
+    assert budget["Budget"]["BudgetLimit"] == {"Amount": 8000, "Unit": "USD"}
+    assert budget["Budget"]["CostFilters"] == {"TagKeyValue": ["user:switchyard:environment$prod"]}
+    assert not of_type(our_templates("dev")["Observability"], "AWS::Budgets::Budget")
+
+
+def test_callers_are_who_the_file_says() -> None:
+    support = "arn:aws:iam::111122223333:role/Support"
+    template = templates_of(app_of(with_endpoint(caller={"principals": [support]})))["Endpoint-decision"]
+    assumed = [
+        statement for type_, statement in documents(template) if "sts:AssumeRole" in as_list(statement["Action"])
+    ]
+    assert {"AWS": support} in [statement["Principal"] for statement in assumed]
+    bearer = [
+        action
+        for _, statement in documents(our_templates("prod")["Endpoint-chat"])
+        for action in as_list(statement["Action"])
+        if action.startswith("sagemaker:")
+    ]
+    assert sorted(bearer) == ["sagemaker:CallWithBearerToken", "sagemaker:InvokeEndpoint"]
+
+
+def test_a_created_network_has_no_way_out() -> None:
+    template = our_templates("staging")["Network"]
+    types = {resource["Type"] for resource in template["Resources"].values()}
+    assert "AWS::EC2::VPCEndpoint" in types
+    assert types.isdisjoint({"AWS::EC2::InternetGateway", "AWS::EC2::NatGateway"})
+    assert len(of_type(template, "AWS::EC2::Subnet")) == load_environment("staging").network.model_dump()["zones"]
+    for subnet in of_type(template, "AWS::EC2::Subnet"):
+        assert "Fn::GetAZs" in text(subnet["AvailabilityZone"])
+    model = only(our_templates("staging")["Endpoint-chat"], "AWS::SageMaker::Model")
+    assert len(model["VpcConfig"]["Subnets"]) == 2
+
+
+def test_an_existing_network_is_named_not_looked_up() -> None:
+    subnets = {"us-east-1a": "subnet-0123456789abcdef0", "us-east-1b": "subnet-0123456789abcdef1"}
+    network = {"kind": "existing", "vpc_id": "vpc-0123456789abcdef0", "subnets": subnets}
+    app = app_of(environment(network=network))
+    template = templates_of(app)["Endpoint-decision"]
+    assert only(template, "AWS::SageMaker::Model")["VpcConfig"]["Subnets"] == list(subnets.values())
+    assert only(template, "AWS::EC2::SecurityGroup")["VpcId"] == "vpc-0123456789abcdef0"
+    assert "Network" not in templates_of(app)
+    assert "missing" not in manifest_of(app)
+
+
+def test_without_a_network_there_is_none() -> None:
+    template = our_templates("dev")["Endpoint-decision"]
+    assert "VpcConfig" not in only(template, "AWS::SageMaker::Model")
+    assert not of_type(template, "AWS::EC2::SecurityGroup")
+
+
+def test_a_created_key_encrypts_everything() -> None:
+    templates = our_templates("staging")
+    assert only(templates["Artifacts"], "AWS::KMS::Key")["EnableKeyRotation"] is True
+    # The one group of Artifacts is the log of the function that empties the bucket: names of deleted objects.
+    for part in templates.keys() - {"Artifacts"}:
+        for group in of_type(templates[part], "AWS::Logs::LogGroup"):
+            assert "KmsKeyId" in group, part
+    assert "KmsMasterKeyId" in only(templates["Observability"], "AWS::SNS::Topic")
+    assert "KmsKeyId" in only(templates["Endpoint-decision-cpu"], "AWS::SageMaker::EndpointConfig")
+    encryption = only(templates["Build"], "AWS::ECR::Repository")["EncryptionConfiguration"]
+    assert encryption["EncryptionType"] == "KMS"
+
+
+def test_an_existing_key_is_used() -> None:
+    arn = "arn:aws:kms:us-east-1:111122223333:key/00000000-0000-0000-0000-000000000000"
+    templates = templates_of(app_of(environment(encryption={"kind": "existing", "key_arn": arn})))
+    assert not of_type(templates["Artifacts"], "AWS::KMS::Key")
+    assert any(arn in text(bucket) for bucket in of_type(templates["Artifacts"], "AWS::S3::Bucket"))
+    assert only(templates["Endpoint-decision"], "AWS::Logs::LogGroup")["KmsKeyId"] == arn
+
+
+def test_a_named_bucket_has_its_name() -> None:
+    artifacts = {"bucket_name": "example-switchyard-dev"}
+    template = templates_of(app_of(environment(artifacts=artifacts)))["Artifacts"]
+    assert "example-switchyard-dev" in [each.get("BucketName") for each in of_type(template, "AWS::S3::Bucket")]
+
+
+def test_an_environment_without_endpoints() -> None:
+    templates = templates_of(app_of(environment(endpoints={}, builds={})))
+    assert set(templates) == {"Artifacts", "Build", "Observability"}
+
+
+# A change, and the types of resources whose logical ids or properties differ after it.
+CHANGES: dict[str, tuple[Callable[[dict[str, Any]], None], set[str]]] = {
+    "another model": (
+        lambda content: content["models"]["decision"].update(
+            key="models/other/" + "b" * 64 + "/", manifest_sha256="b" * 64
+        ),
+        {"AWS::SageMaker::Model", "AWS::IAM::Policy"},
+    ),
+    "another image": (
+        lambda content: content["images"]["decision"]["cpu"].update(digest="sha256:" + "c" * 64),
+        {"AWS::SageMaker::Model"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "changed"), CHANGES.values(), ids=CHANGES)
+def test_a_changed_release_changes_what_it_names(change: Callable[[dict[str, Any]], None], changed: set[str]) -> None:
+    before = our_templates("dev")
+    after = templates_of(app_of(load_environment("dev"), other_release(change)))
+    # The builds are of this checkout, whatever the release.
+    assert {part for part in before if before[part] != after[part]} - {"Build"} == {"Endpoint-decision"}
+    old, new = before["Endpoint-decision"]["Resources"], after["Endpoint-decision"]["Resources"]
+    differ = {logical_id for logical_id in old.keys() | new.keys() if old.get(logical_id) != new.get(logical_id)}
+    assert {(old.get(each) or new[each])["Type"] for each in differ} == changed
+    for template in (old, new):
+        for resource in template.values():
+            if resource["Type"] in ("AWS::SageMaker::Model", "AWS::SageMaker::EndpointConfig"):
+                assert not {"ModelName", "EndpointConfigName"} & resource["Properties"].keys()
