@@ -1,0 +1,136 @@
+"""Deployments while requests are sent: what stands, what a change replaces, and what a broken change leaves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from world import CHAT, DECISION, DECISION_STACK, GREETING, Wanted, World, digest
+
+from switchyard.environment import load_environment
+
+MODEL, CONFIG, ENDPOINT = "AWS::SageMaker::Model", "AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Endpoint"
+
+
+def failures(outcomes: list[Any]) -> list[Any]:
+    return [each for each in outcomes if isinstance(each, Exception)]
+
+
+def test_first_deployment_answers(world: World) -> None:
+    for part in ("Artifacts", "Build", "Observability", "Endpoint-decision", "Endpoint-chat"):
+        assert world.status(f"Switchyard-dev-{part}").removeprefix("UPDATE_").removeprefix("CREATE_") == "COMPLETE"
+    outputs = world.outputs(DECISION_STACK)
+    assert outputs["EndpointName"] == load_environment("dev").endpoint_name("decision") == DECISION
+    assert (outputs["Kind"], outputs["Release"]) == ("decision", "tiny")
+    assert outputs["LogGroup"] == f"/aws/sagemaker/Endpoints/{DECISION}"
+    result = world.ask()["result"]
+    assert result["option_ids"] == ["yes", "no"]
+    assert sum(result["probabilities"]) == pytest.approx(1)
+    assert world.ask(CHAT, GREETING)["usage"]["completion_tokens"] >= 1
+
+
+def test_second_deployment_changes_nothing(world: World) -> None:
+    before, processes = world.serving(), world.cloud.processes()
+    everything = world.everything()
+    done = world.deploy(world.wanted)
+    assert done.code == 0, done.said
+    assert done.said.count("(no changes)") == 5
+    assert world.serving() == before
+    assert world.cloud.processes() == processes
+    assert world.everything() == everything
+
+
+def other_model(world: World) -> dict[str, Any]:
+    return {"model": world.model("llama", seed=world.wanted.model.name.endswith("-0"))}
+
+
+def other_image(world: World) -> dict[str, Any]:
+    return {"image": digest()}
+
+
+def other_pool(world: World) -> dict[str, Any]:
+    types = ["ml.c6i.xlarge", "ml.c7i.xlarge"]
+    if "instance_pool" in world.wanted.instances:
+        types.reverse()
+    return {
+        "instances": {
+            "instance_pool": [{"instance_type": name, "priority": rank} for rank, name in enumerate(types, start=1)]
+        }
+    }
+
+
+def deploy_under_traffic(world: World, changes: dict[str, Any]) -> tuple[set[str], list[Any]]:
+    """Deploy changes while requests are sent, all of which must be answered.
+
+    Returns:
+        The types of what was replaced, and the answers.
+    """
+    before, old_processes = world.serving(), world.cloud.processes()
+    sagemaker = world.client("sagemaker")
+    models, configs = len(sagemaker.list_models()["Models"]), len(sagemaker.list_endpoint_configs()["EndpointConfigs"])
+    with world.traffic() as outcomes:
+        done = world.deploy(world.change(**changes))
+    after = world.serving()
+    assert done.code == 0, done.said
+    assert failures(outcomes) == []
+    assert (after["status"], after["made"]) == ("InService", before["made"])
+    assert after["config"] != before["config"]
+    # Another process serves, the old one is gone, and so is everything that was replaced.
+    assert len(world.cloud.processes()) == len(old_processes)
+    assert set(world.cloud.processes()) != set(old_processes)
+    assert len(sagemaker.list_models()["Models"]) == models
+    assert len(sagemaker.list_endpoint_configs()["EndpointConfigs"]) == configs
+    return {kind for kind in (MODEL, CONFIG, ENDPOINT) if before[kind] != after[kind]}, outcomes
+
+
+@pytest.mark.parametrize(
+    ("change", "replaced"),
+    [
+        pytest.param(other_model, {MODEL, CONFIG}, id="model"),
+        pytest.param(other_image, {MODEL, CONFIG}, id="image"),
+        pytest.param(other_pool, {CONFIG}, id="instance pool"),
+    ],
+)
+def test_change_replaces_what_it_must_under_traffic(
+    world: World, change: Callable[[World], dict[str, Any]], replaced: set[str]
+) -> None:
+    assert deploy_under_traffic(world, change(world))[0] == replaced
+
+
+def test_changed_environment_variable_reaches_the_answers_at_one_point_in_time(world: World) -> None:
+    old, new = world.ask()["result"]["model"]["id"], f"renamed-{digest()[-8:]}"
+    replaced, answers = deploy_under_traffic(world, {"variables": {"SWITCHYARD_MODEL_ID": new}})
+    assert replaced == {MODEL, CONFIG}
+    names = [each["model"]["id"] for each in answers]
+    switch = names.index(new)
+    assert switch > 0
+    assert set(names[:switch]) == {old}
+    assert set(names[switch:]) == {new}
+
+
+def broken_image(world: World) -> Wanted:
+    image = world.cloud.register_image("switchyard-dev", digest(), command=["false"])
+    return world.change(image=image)
+
+
+def broken_model(world: World) -> Wanted:
+    return world.change(model=world.broken_model())
+
+
+@pytest.mark.parametrize("breakage", [broken_image, broken_model])
+def test_broken_change_rolls_back_and_the_old_version_serves(world: World, breakage: Callable[[World], Wanted]) -> None:
+    before, processes, everything = world.serving(), world.cloud.processes(), world.everything()
+    with world.traffic() as outcomes:
+        done = world.deploy(breakage(world))
+    assert done.code == 1
+    assert "did not pass the ping health check" in done.said
+    assert world.status(DECISION_STACK) == "UPDATE_ROLLBACK_COMPLETE"
+    assert failures(outcomes) == []
+    assert world.serving() == before
+    assert world.cloud.processes() == processes
+    assert world.everything() == everything
+    # What stood can be deployed again.
+    again = world.deploy(world.wanted)
+    assert again.code == 0, again.said
+    assert world.ask()["result"]["option_ids"] == ["yes", "no"]
