@@ -16,6 +16,8 @@ from switchyard_localcloud import iam, s3_encryption, wire
 from switchyard_localcloud.autoscaling import ApplicationAutoScaling
 from switchyard_localcloud.cloudformation import alarms as alarm_resources
 from switchyard_localcloud.cloudformation import buckets as bucket_resources
+from switchyard_localcloud.cloudformation import budgets as budget_resources
+from switchyard_localcloud.cloudformation import flow_logs as flow_log_resources
 from switchyard_localcloud.cloudformation import sagemaker as sagemaker_resources
 from switchyard_localcloud.cloudformation import scaling as scaling_resources
 from switchyard_localcloud.cloudformation.handler import register
@@ -47,7 +49,14 @@ def install(*, cloud: CloudDetails, options: Options) -> Installed:
     _serve_services(sagemaker, scaling, runtime)
     _take_metric_math()
     _refuse_builds()
-    register([*sagemaker_resources.handlers(sagemaker), *scaling_resources.handlers(scaling)])
+    register(
+        [
+            *sagemaker_resources.handlers(sagemaker),
+            *scaling_resources.handlers(scaling),
+            *budget_resources.handlers(),
+            *flow_log_resources.handlers(),
+        ]
+    )
     alarm_resources.extend()
     bucket_resources.extend()
     s3_encryption.extend()

@@ -109,6 +109,49 @@ def test_repository_with_images_is_deleted_only_when_told(furnished: Furnished, 
     furnished.cloud.register_image(made.name)
 
 
+def test_budget_and_flow_log_come_and_go(furnished: Furnished, made: Any) -> None:
+    subscriber = {"Address": "owner@example.com", "SubscriptionType": "EMAIL"}
+    notification = {"ComparisonOperator": "GREATER_THAN", "NotificationType": "ACTUAL", "Threshold": 80}
+    budget = {
+        "Type": "AWS::Budgets::Budget",
+        "Properties": {
+            "Budget": {
+                "BudgetType": "COST",
+                "TimeUnit": "MONTHLY",
+                "BudgetLimit": {"Amount": 100, "Unit": "USD"},
+            },
+            "NotificationsWithSubscribers": [{"Notification": notification, "Subscribers": [subscriber]}],
+        },
+    }
+    network = {
+        "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.0.0.0/16"}},
+        "Flows": {
+            "Type": "AWS::EC2::FlowLog",
+            "Properties": {
+                "ResourceId": {"Ref": "Vpc"},
+                "ResourceType": "VPC",
+                "TrafficType": "ALL",
+                "LogGroupName": "flows",
+            },
+        },
+    }
+    budgets, ec2 = furnished.cloud.client("budgets"), furnished.cloud.client("ec2")
+    assert made({"Budget": budget, **network}) == "CREATE_COMPLETE"
+    (kept,) = budgets.describe_budgets(AccountId="000000000000")["Budgets"]
+    assert kept["BudgetLimit"] == {"Amount": "100", "Unit": "USD"}
+    (flow,) = ec2.describe_flow_logs()["FlowLogs"]
+    budget["Properties"]["Budget"]["BudgetLimit"]["Amount"] = 200
+    network["Flows"]["Properties"]["TrafficType"] = "REJECT"
+    assert made({"Budget": budget, **network}) == "UPDATE_COMPLETE"
+    (changed,) = budgets.describe_budgets(AccountId="000000000000")["Budgets"]
+    assert (changed["BudgetName"], changed["BudgetLimit"]["Amount"]) == (kept["BudgetName"], "200")
+    (replaced,) = ec2.describe_flow_logs()["FlowLogs"]
+    assert replaced["FlowLogId"] != flow["FlowLogId"]
+    assert delete(furnished.cloudformation, made.name) == "DELETE_COMPLETE"
+    assert ec2.describe_flow_logs()["FlowLogs"] == []
+    assert budgets.describe_budgets(AccountId="000000000000").get("Budgets", []) == []
+
+
 def test_upload_with_the_accounts_own_key(furnished: Furnished) -> None:
     """As the CDK uploads its assets."""
     answer = furnished.s3.put_object(Bucket="models", Key="kms/a", Body=b"a", ServerSideEncryption="aws:kms")
