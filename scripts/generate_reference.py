@@ -7,16 +7,41 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from switchyard.catalogue import catalogue
 from switchyard.cli import app
+from switchyard.environment import (
+    Alarms,
+    Artifacts,
+    Budget,
+    Builds,
+    Caller,
+    Canary,
+    CreatedKey,
+    CreatedNetwork,
+    Endpoint,
+    Environment,
+    ExistingKey,
+    ExistingNetwork,
+    Hub,
+    Images,
+    NoKey,
+    NoNetwork,
+    Place,
+    Scaling,
+    Schedule,
+)
 from switchyard.exit_codes import MEANING
+from switchyard.release_manifest import Release, ReleasedImage, ReleasedModel
 from switchyard.setting_flags import environment_name, flag_names, shown_default
 from switchyard.storage import human_size
 from switchyard_runtime.errors import TABLE
@@ -149,6 +174,81 @@ def models_page() -> str:
     return _page("Models", "models/", intro, _table(["name", "what it is", "size", "licence", "sha256"], rows))
 
 
+ENVIRONMENT_TABLES: dict[str, type[BaseModel]] = {
+    "the file itself": Environment,
+    "[network], kind none": NoNetwork,
+    "[network], kind existing": ExistingNetwork,
+    "[network], kind created": CreatedNetwork,
+    "[encryption], kind aws": NoKey,
+    "[encryption], kind existing": ExistingKey,
+    "[encryption], kind created": CreatedKey,
+    "[artifacts]": Artifacts,
+    "[images]": Images,
+    "[builds]": Builds,
+    "[alarms]": Alarms,
+    "[budget]": Budget,
+    "[endpoints.NAME]": Endpoint,
+    "[endpoints.NAME], a place of instance_pool": Place,
+    "[endpoints.NAME.hub]": Hub,
+    "[endpoints.NAME.canary]": Canary,
+    "[endpoints.NAME.scaling]": Scaling,
+    "[endpoints.NAME.scaling], one of schedules": Schedule,
+    "[endpoints.NAME.caller]": Caller,
+}
+
+
+def environments_page() -> str:
+    """Every field of an environment file."""
+    intro = "\n".join(
+        [
+            "One TOML file in `environments/` says what differs between environments.",
+            "[dev.toml](../../environments/dev.toml) shows every field with an example. The name of an environment is",
+            "that of its file. A file that cannot work is refused before anything is made, with a sentence for each",
+            "fault.",
+        ]
+    )
+    return _page("Environments", "switchyard/environment.py", intro, _model_tables(ENVIRONMENT_TABLES))
+
+
+def releases_page() -> str:
+    """Every field of a release manifest."""
+    tables: dict[str, type[BaseModel]] = {
+        "the file itself": Release,
+        "models.ROLE": ReleasedModel,
+        "images.KIND.HARDWARE": ReleasedImage,
+    }
+    intro = "\n".join(
+        [
+            "One JSON file in `releases/` says which model and which images are deployed, by hash. The same file goes",
+            "from environment to environment. [sample.json](../../releases/sample.json) is one.",
+        ]
+    )
+    return _page("Releases", "switchyard/release_manifest.py", intro, _model_tables(tables))
+
+
+def _model_tables(tables: Mapping[str, type[BaseModel]]) -> str:
+    sections = []
+    for title, model in tables.items():
+        rows = [
+            [f"`{name}`", _needed(field), field.description or ""]
+            for name, field in model.model_fields.items()
+            if field.description
+        ]
+        text = (inspect.getdoc(model) or "").replace("``", "`")
+        fields = _table(["field", "unless set", "meaning"], rows) if rows else ""
+        sections.append(f"## {title}\n\n{text}\n\n{fields}")
+    return "\n".join(sections)
+
+
+def _needed(field: FieldInfo) -> str:
+    if field.is_required():
+        return "**must be set**"
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if default is None or isinstance(default, BaseModel):
+        return ""
+    return f"`{json.dumps(default)}`"
+
+
 PAGES = {
     "settings.md": settings_page,
     "commands.md": commands_page,
@@ -156,6 +256,8 @@ PAGES = {
     "errors.md": errors_page,
     "exit-codes.md": exit_codes_page,
     "models.md": models_page,
+    "environments.md": environments_page,
+    "releases.md": releases_page,
 }
 
 

@@ -117,7 +117,14 @@ def install(wanted: dict[str, str | None], *, rebuild: bool) -> int:
     # The CDK's command line, as package-lock.json has it, on the Node.js that pip has just installed.
     npm = "from switchyard.nodejs import npm_command; print(chr(10).join(npm_command()))"
     found = subprocess.run([PYTHON, "-c", npm], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603
-    run([*found.stdout.splitlines(), "ci", "--no-audit", "--no-fund", "--silent", "--prefix", ROOT])
+    node, npm_cli = found.stdout.splitlines()
+    run([node, npm_cli, "ci", "--no-audit", "--no-fund", "--silent", "--prefix", ROOT])
+    # In an activated environment, `cdk` is the pinned one.
+    for name, target in (("node", node), ("cdk", os.path.join(CDK, "bin", "cdk"))):
+        link = os.path.join(VENV, "bin", name)
+        if os.path.lexists(link):
+            os.remove(link)
+        os.symlink(target, link)
     with open(STAMP, "w", encoding="utf-8") as file:
         json.dump(wanted, file)
     say("the environment is ready; the command is .venv/bin/switchyard")

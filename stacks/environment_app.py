@@ -20,9 +20,9 @@ CDK_JSON = Path(__file__).resolve().parent.parent / "cdk.json"
 
 
 def pinned_context() -> dict[str, Any]:
-    """The feature flags of ``cdk.json``, which the CDK command line passes and ``python app.py`` would lack."""
+    """What the CDK command line passes to the app, and ``python app.py`` would lack: the flags of ``cdk.json``."""
     context: dict[str, Any] = json.loads(CDK_JSON.read_text(encoding="utf-8"))["context"]
-    return context
+    return {**context, "aws:cdk:enable-asset-metadata": True, "aws:cdk:enable-path-metadata": True}
 
 
 def add_environment(app: cdk.App, environment: Environment, release: Release) -> None:

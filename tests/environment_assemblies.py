@@ -17,13 +17,13 @@ from switchyard.release_manifest import Release, load_release
 NAMES = environment_names()
 
 
-def app_of(environment: Environment, release: Release | None = None) -> cdk.App:
-    """The app of one environment, not yet synthesized."""
+def app_of(environment: Environment, release: Release | None = None, *, validated: bool = False) -> cdk.App:
+    """The app of one environment, not yet synthesized; with or without the CDK's own validation of templates."""
     app = cdk.App(
         context=pinned_context(),
         outdir=mkdtemp(prefix="switchyard-cdk-"),
         analytics_reporting=False,
-        builtin_cloud_formation_validation=False,
+        builtin_cloud_formation_validation=validated,
     )
     add_environment(app, environment, release or load_release())
     return app

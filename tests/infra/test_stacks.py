@@ -134,6 +134,17 @@ def test_no_finding_of_cfn_lint(every: tuple[str, str]) -> None:
     assert [f"{match.rule.id} {match.message}" for match in found] == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_no_finding_of_the_cdk(name: str) -> None:
+    """Its own validation of templates, which app.py leaves out, fails the synth when it finds something."""
+    app = app_of(load_environment(name), validated=True)
+    report = json.loads(Path(app.synth().directory, "validation-report.json").read_text())
+    assert report["pluginReports"] == []
+    cdk.CfnResource(cdk.Stack(app, "Wrong"), "Model", type="AWS::SageMaker::Model", properties={"Nonsense": 1})
+    with pytest.raises(RuntimeError, match="Nonsense"):
+        app.synth(force=True)
+
+
 def test_no_star_in_an_action(every: tuple[str, str]) -> None:
     name, part = every
     for type_, statement in documents(our_templates(name)[part]):
