@@ -67,11 +67,19 @@ class ServiceRole:
         return credentials
 
     def allows(self, action: str, resource: str) -> bool:
-        """Whether the role's own policies, within its permissions boundary, allow an action on a resource."""
+        """Whether the role may take an action on a resource.
+
+        Its own policies within its permissions boundary count, and the resource's, such as a key's or a repository's.
+        """
         context = self._context(action, resource)
         policies = evaluator._gather_role_policies(self._name, self._account)
         limits = evaluator._permissions_boundary(iam._roles, self._name, self._account)
-        return bool(evaluator.evaluate(context, policies, *limits).decision == "Allow")
+        result = evaluator.evaluate(context, policies, *limits)
+        service = action.partition(":")[0]
+        if (found := evaluator._resource_policy(service, resource)) is not None:
+            required = service in evaluator._POLICY_REQUIRED
+            result = evaluator.combine_resource_policy(result, context, *found, required=required, limits=limits)
+        return bool(result.decision == "Allow")
 
     def _trusted(self) -> bool:
         role = iam._roles.get_scoped(self._account, None, self._name)

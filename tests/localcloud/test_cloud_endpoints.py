@@ -13,7 +13,7 @@ from typing import Any
 
 import echo_container
 import pytest
-from endpoint_template import BUCKET, delete, image_uri, reasons
+from endpoint_template import BUCKET, delete, deploy, endpoint_template, image_uri, reasons
 
 from conftest import Furnished, wait_until
 
@@ -235,6 +235,32 @@ def test_archive_that_leaves_its_folder_is_refused(furnished: Furnished, stack: 
     data = {"ModelDataUrl": f"s3://{BUCKET}/evil/model.tar.gz"}
     assert stack(data=data, allowed_prefix="evil/") == "ROLLBACK_COMPLETE"
     assert "Failed to extract model data archive" in reasons(furnished.cloudformation, name)
+
+
+@pytest.mark.parametrize(("granted", "status"), [(True, "CREATE_COMPLETE"), (False, "ROLLBACK_COMPLETE")])
+def test_role_needs_the_key_of_its_model(
+    furnished: Furnished, stack: Callable[..., str], name: str, granted: bool, status: str
+) -> None:
+    key = furnished.cloud.client("kms").create_key()["KeyMetadata"]["Arn"]
+    encrypted = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": key}
+    furnished.s3.put_object(Bucket=BUCKET, Key=f"{name}/a.txt", Body=b"a", **encrypted)
+    statement = {"Effect": "Allow", "Action": "kms:Decrypt", "Resource": key}
+    grant = {
+        "Grant": {
+            "Type": "AWS::IAM::Policy",
+            "Properties": {
+                "PolicyName": "key",
+                "PolicyDocument": {"Version": "2012-10-17", "Statement": [statement]},
+                "Roles": [{"Ref": "Role"}],
+            },
+        }
+    }
+    described = json.loads(
+        endpoint_template(name=name, image=furnished.echo, prefix=f"{name}/", more=grant if granted else None)
+    )
+    described["Resources"]["Model"]["DependsOn"] = ["Grant"] if granted else []
+    assert deploy(furnished.cloudformation, name, json.dumps(described)) == status
+    assert ("may not kms:Decrypt" in reasons(furnished.cloudformation, name)) is not granted
 
 
 def test_named_model_cannot_be_replaced(furnished: Furnished, stack: Callable[..., str], name: str) -> None:

@@ -121,8 +121,8 @@ class Fleet:
             self._download()
             self._launch()
             self._await_health(cancelled)
-        except ServiceError as error:
-            self._log.note(f"the deployment failed: {error.message}")
+        except BaseException as error:
+            self._log.note(f"the deployment failed: {error}")
             self.stop()
             raise
         for duty in (self._keep_alive, self._report):
@@ -180,7 +180,7 @@ class Fleet:
         model_data.download(
             data,
             self._model_folder,
-            credentials=self._role.assume("SageMaker"),
+            role=self._role,
             cloud=self._cloud,
             timeout_s=self.variant.get("ModelDataDownloadTimeoutInSeconds", _DEFAULT_DOWNLOAD_S),
         )

@@ -15,7 +15,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from switchyard_localcloud.details import CloudDetails
 from switchyard_localcloud.errors import ServiceError
-from switchyard_localcloud.service_role import Credentials
+from switchyard_localcloud.s3_encryption import account_key
+from switchyard_localcloud.service_role import ServiceRole
 from switchyard_localcloud.wire import Parameters
 
 _CHUNK_BYTES = 1 << 20
@@ -69,12 +70,20 @@ def model_data_of(container: Parameters) -> ModelData | None:
     return ModelData(bucket, key, is_prefix=is_prefix, compressed=compressed)
 
 
-def download(data: ModelData, folder: Path, *, credentials: Credentials, cloud: CloudDetails, timeout_s: float) -> None:
+def download(data: ModelData, folder: Path, *, role: ServiceRole, cloud: CloudDetails, timeout_s: float) -> None:
     """Fetch the files, unpack an archive, and leave them read-only in ``folder``.
+
+    Args:
+        data: What to fetch.
+        folder: An empty folder.
+        role: Whose rights count: to the bucket, the objects, and the key that encrypts them.
+        cloud: Where the emulator's S3 is.
+        timeout_s: Longest that it may take, in seconds.
 
     Raises:
         ServiceError: Nothing is there, the role may not read it, it took too long, or the archive is broken.
     """
+    credentials = role.assume("SageMaker")
     client = boto3.client(
         "s3",
         endpoint_url=cloud.url,
@@ -88,7 +97,9 @@ def download(data: ModelData, folder: Path, *, credentials: Credentials, cloud: 
     deadline = time.monotonic() + timeout_s
     try:
         for key, path in _files(client, data, folder):
-            _fetch(client, data.bucket, key, path, deadline=deadline, timeout_s=timeout_s)
+            found = client.get_object(Bucket=data.bucket, Key=key)
+            _check_key(found, data, role)
+            _write(found["Body"], path, deadline=deadline, timeout_s=timeout_s)
             if data.compressed:
                 _unpack(path, folder, data)
     except (ClientError, BotoCoreError) as error:
@@ -124,9 +135,18 @@ def _files(client: Any, data: ModelData, folder: Path) -> Iterator[tuple[str, Pa
         raise ServiceError(f"Could not find model data at {data.url}.")
 
 
-def _fetch(client: Any, bucket: str, key: str, path: Path, *, deadline: float, timeout_s: float) -> None:
+def _check_key(found: Parameters, data: ModelData, role: ServiceRole) -> None:
+    """S3 decrypts for whoever may use the key; the emulated one asks nobody. The account's own key is everybody's."""
+    key = found.get("SSEKMSKeyId")
+    if key and key != account_key() and not role.allows("kms:Decrypt", key):
+        raise ServiceError(
+            f'Failed to download model data for container "container_1" from URL: "{data.url}": the role {role.arn} '
+            f"may not kms:Decrypt with {key}."
+        )
+
+
+def _write(body: Any, path: Path, *, deadline: float, timeout_s: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    body = client.get_object(Bucket=bucket, Key=key)["Body"]
     with path.open("wb") as file:
         for chunk in body.iter_chunks(_CHUNK_BYTES):
             if time.monotonic() > deadline:
