@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import aws_cdk as cdk
@@ -16,12 +16,15 @@ from switchyard.release_manifest import Release, load_release
 
 NAMES = environment_names()
 
+# Removed when the process ends.
+_FOLDER = TemporaryDirectory(prefix="switchyard-cdk-")
+
 
 def app_of(environment: Environment, release: Release | None = None, *, validated: bool = False) -> cdk.App:
     """The app of one environment, not yet synthesized; with or without the CDK's own validation of templates."""
     app = cdk.App(
         context=pinned_context(),
-        outdir=mkdtemp(prefix="switchyard-cdk-"),
+        outdir=mkdtemp(dir=_FOLDER.name),
         analytics_reporting=False,
         builtin_cloud_formation_validation=validated,
     )
