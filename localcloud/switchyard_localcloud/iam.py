@@ -15,8 +15,10 @@ from switchyard_localcloud.sagemaker.names import arn
 SAGEMAKER = "sagemaker"
 RUNTIME = "sagemaker-runtime"
 SCALING = "application-autoscaling"
+LOGS = "logs"
 
 _STREAM_SUFFIX = "-response-stream"
+_STREAM_OPERATIONS = ("CreateLogStream", "DeleteLogStream", "DescribeLogStreams", "GetLogEvents", "PutLogEvents")
 _KINDS = {"Model": "model", "EndpointConfig": "endpoint-config", "Endpoint": "endpoint"}
 
 
@@ -42,10 +44,18 @@ def extend() -> None:
             return sagemaker_resource(wire.operation(headers), _members(body))
         if service == SCALING:
             return scaling_resource(_members(body))
-        return resource(service, method, path, headers, body, query, region, account)
+        found = resource(service, method, path, headers, body, query, region, account)
+        return log_resource(found, wire.operation(headers), _members(body)) if service == LOGS else found
+
+    s3_context = iam_actions.s3_service_context
+
+    def extract_s3_context(iam_action: str, query: Any, path: str = "", headers: Any = None) -> dict[str, Any]:
+        context: dict[str, Any] = s3_context(iam_action, query, path, headers)
+        return context | write_conditions(query or {}, headers or {}) if iam_action == "s3:PutObject" else context
 
     iam_actions.extract_iam_action = extract_action
     iam_actions.extract_resource_arn = extract_resource
+    iam_actions.s3_service_context = extract_s3_context
 
 
 def sagemaker_resource(operation: str, members: Mapping[str, Any]) -> str:
@@ -68,6 +78,22 @@ def scaling_resource(members: Mapping[str, Any]) -> str:
     if isinstance(members.get("ResourceId"), str):
         return f"arn:aws:application-autoscaling:{get_region()}:{get_account_id()}:scalable-target/*"
     return "*"
+
+
+def log_resource(found: str, operation: str, members: Mapping[str, Any]) -> str:
+    """What CloudWatch Logs checks: for streams, an ARN below the group's, which ``LOG-GROUP:*`` allows."""
+    if operation not in _STREAM_OPERATIONS or not found.endswith(f":log-group:{members.get('logGroupName')}"):
+        return found
+    return f"{found}:log-stream:{members.get('logStreamName', '')}"
+
+
+def write_conditions(query: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, str]:
+    """The condition keys of S3 that tell conditional writes from those that may replace an object."""
+    creates = "partNumber" not in query and "uploads" not in query
+    conditions = {"s3:ObjectCreationOperation": "true" if creates else "false"}
+    if (expected := headers.get("if-none-match")) is not None:
+        conditions["s3:if-none-match"] = expected
+    return conditions
 
 
 def _members(body: bytes) -> Mapping[str, Any]:

@@ -221,10 +221,16 @@ class World:
         status: str = self.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]["StackStatus"]
         return status
 
-    def physical(self, stack: str) -> dict[str, str]:
-        """Physical by logical identifiers of a stack's resources."""
+    def resource(self, stack: str, kind: str, logical: str) -> str:
+        """Physical name of the one resource of a stack with this type and beginning of its logical identifier."""
         found = self.client("cloudformation").list_stack_resources(StackName=stack)["StackResourceSummaries"]
-        return {each["LogicalResourceId"]: each["PhysicalResourceId"] for each in found}
+        names = [
+            each["PhysicalResourceId"]
+            for each in found
+            if each["ResourceType"] == kind and each["LogicalResourceId"].startswith(logical)
+        ]
+        assert len(names) == 1, [each["LogicalResourceId"] for each in found]
+        return str(names[0])
 
     def serving(self) -> dict[str, Any]:
         """What makes up the decision endpoint now: names by type, its process, when it was made."""
