@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -129,6 +130,7 @@ class World:
         self._assemblies = 0
         self.wanted = Wanted(self.model("llama"), digest())
         self.stands = False
+        self.untouched: set[str] = set()
 
     def client(self, service: str) -> Any:
         """A client, as the administrator."""
@@ -169,6 +171,21 @@ class World:
             timeout=240,
         )
         return Done(done.returncode, done.stdout)
+
+    def switchyard(self, *words: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run our command, with the variables that ``switchyard cloud env`` prints."""
+        return subprocess.run(
+            [sys.executable, "-m", "switchyard", *words],
+            env={**os.environ, **self.cloud.environment(), "COLUMNS": "200", **variables},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+    def exists(self) -> bool:
+        """Whether any version of the environment is deployed."""
+        return any(each.startswith("endpoint ") for each in self.everything())
 
     def ensure(self) -> None:
         """Deploy what is wanted, unless it stands."""

@@ -1,0 +1,153 @@
+"""The operator's commands against a deployed environment, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from world import DECISION as DECISION_ENDPOINT
+from world import World
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DECISION = ["--state", "a refund", "--question", "is it true?", "--option", "yes=true", "--option", "no"]
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(world: World) -> Run:
+    return world.switchyard
+
+
+def test_invoke_prints_a_decision(run: Run) -> None:
+    done = run("invoke", "decision", *DECISION)
+    assert done.returncode == 0, done.stderr
+    assert "is it true?" in done.stdout
+    assert "%" in done.stdout
+    done = run("invoke", "decision", *DECISION, "--json")
+    assert json.loads(done.stdout)["option_ids"] == ["yes", "no"]
+
+
+def test_invoke_takes_decisions_from_a_file_and_from_standard_input(run: Run) -> None:
+    file = ROOT / "examples" / "ticket.json"
+    done = run("invoke", "decision", str(file), "--json")
+    assert done.returncode == 0, done.stderr
+    piped = run("invoke", "decision", "-", "--json", stdin=file.read_text())
+    assert json.loads(piped.stdout)["probabilities"] == json.loads(done.stdout)["probabilities"]
+
+
+def test_invoke_streams_a_chat_and_gives_the_same_as_a_whole_one(run: Run) -> None:
+    words = ["invoke", "chat", "the answer", "--max-tokens", "6", "--temperature", "0"]
+    streamed = run(*words)
+    assert streamed.returncode == 0, streamed.stderr
+    whole = json.loads(run(*words, "--json").stdout)
+    assert streamed.stdout == whole["choices"][0]["message"]["content"] + "\n"
+    assert run("invoke", "chat", *words[3:], stdin="the answer").stdout == streamed.stdout
+
+
+def test_invoke_with_a_kind_asks_no_stack(run: Run) -> None:
+    """So a caller who may only invoke can use it; and a decision endpoint chats too."""
+    done = run("invoke", "decision", "the answer", "--kind", "chat", "--max-tokens", "2")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["decision", *DECISION[:-2]], 3, "2 to 255 must be given"),
+        (["decision"], 2, "lacks state and question and options"),
+        (["chat", "hello", "--state", "a"], 2, "--state: for decisions"),
+        (["decision", *DECISION, "--seed", "0"], 2, "--seed: for chat"),
+        (["nothing", "hello"], 2, "there is no endpoint 'nothing' in the environment 'dev'; it has chat, decision"),
+        (["decision-cpu", "--env", "staging", "--kind", "decision", *DECISION], 4, "there is no endpoint switchyard-"),
+        (["decision-cpu", "--env", "staging", *DECISION], 1, "is not deployed in 'staging'"),
+        (["chat", "hello", "--max-tokens", "1000000000"], 3, "the endpoint switchyard-dev-chat refused (4"),
+    ],
+)
+def test_invoke_says_what_is_wrong(run: Run, words: list[str], code: int, said: str) -> None:
+    done = run("invoke", *words)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "code", "said"),
+    [
+        ({"AWS_ACCESS_KEY_ID": "AKIAUNKNOWN"}, 3, "AWS_PROFILE"),
+        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, 3, "AWS_PROFILE"),
+        ({"AWS_ENDPOINT_URL": "https://127.0.0.1:1"}, 4, "AWS cannot be reached"),
+        ({"AWS_PROFILE": "nobody"}, 2, "no AWS credentials"),
+    ],
+)
+def test_invoke_says_what_is_wrong_with_the_way_to_aws(
+    run: Run, variables: dict[str, str], code: int, said: str
+) -> None:
+    done = run("invoke", "chat", "hello", **variables)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_cloud_tells_how_to_reach_it(world: World, run: Run) -> None:
+    home = str(world.cloud.options.home)
+    script = f"{run('cloud', 'env', '--home', home).stdout}\nenv"
+    shell = subprocess.run(["bash", "-c", script], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+    given = dict(line.split("=", 1) for line in shell.stdout.splitlines() if "=" in line)
+    wanted = {name: value for name, value in world.cloud.environment().items() if "proxy" not in name.lower()}
+    assert {name: given[name] for name in wanted} == wanted
+    assert world.cloud.details.url in run("cloud", "status", "--home", home).stdout
+    nowhere = run("cloud", "status", "--home", home + "/nowhere")
+    assert (nowhere.returncode, nowhere.stderr) == (1, "")
+    nowhere = run("cloud", "env", "--home", home + "/nowhere")
+    assert (nowhere.returncode, nowhere.stdout) == (4, "")
+
+
+def test_sweep_removes_only_what_aws_made_again(world: World, run: Run) -> None:
+    logs = world.client("logs")
+    again = "/aws/sagemaker/Endpoints/switchyard-dev-gone"
+    builds = "/aws/codebuild/Switchyard-dev-Gone-ImagecpuBuild-1A2B"
+    kept = "/aws/sagemaker/Endpoints/switchyard-dev-kept"
+    others = ("/aws/sagemaker/Endpoints/somebody-else", "/aws/sagemaker/Endpoints/switchyard-developers-x")
+    for name in (again, builds, *others):
+        logs.create_log_group(logGroupName=name)
+    logs.create_log_group(logGroupName=kept, tags={"switchyard:environment": "dev"})
+    before = groups(world)
+
+    listed = run("sweep")
+    assert listed.returncode == 0, listed.stderr
+    assert "2 to remove; nothing was removed" in listed.stderr
+    for name in (again, builds, kept, f"/aws/sagemaker/Endpoints/{DECISION_ENDPOINT}"):
+        assert name in listed.stdout
+    for name in others:
+        assert name not in listed.stdout
+    assert groups(world) == before
+
+    removed = run("sweep", "--yes")
+    assert removed.returncode == 0, removed.stderr
+    assert groups(world) == before - {again, builds}
+    assert "nothing of dev is left over" in run("sweep").stderr
+    for name in (kept, *others):
+        logs.delete_log_group(logGroupName=name)
+
+
+def groups(world: World) -> set[str]:
+    return {each["logGroupName"] for each in world.client("logs").describe_log_groups()["logGroups"]}
+
+
+def test_up_deploys_asks_and_says_where_everything_is(world: World, run: Run, tmp_path: Path) -> None:
+    """``make run`` with a tiny model in place of the embedded one: the release is in the bucket already."""
+    manifest = tmp_path / "tiny-up.json"
+    manifest.write_text(json.dumps(world.wanted.release_data("tiny-up")))
+    world.stands = False
+    done = run("up", "--local", "--home", str(world.cloud.options.home), "--release", str(manifest))
+    assert done.returncode == 0, done.stderr
+    for word in ("a decision by switchyard-dev-decision", "delivery", "a chat with switchyard-dev-chat"):
+        assert word in done.stdout
+    for word in (world.cloud.details.url, world.bucket(), "Switchyard-dev-Endpoint-chat", "release tiny-up"):
+        assert word in done.stdout
+    assert world.outputs("Switchyard-dev-Endpoint-chat")["Release"] == "tiny-up"
