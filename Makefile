@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check fuzz bench lock docs clean
+.PHONY: help setup run down serve test check fuzz bench lock docs clean
 
 help: ## Show the tasks
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -12,7 +12,13 @@ help: ## Show the tasks
 setup: ## Make the environment in .venv (fast when nothing changed)
 	@$(PYTHON) scripts/setup_environment.py
 
-run: setup ## Fetch the embedded model, serve it, ask an example decision and a chat
+run: setup ## Start a local AWS cloud, deploy the dev environment into it, ask its endpoints
+	@$(BIN)/switchyard up --local
+
+down: setup ## Destroy what make run deployed, and stop the local cloud
+	@$(BIN)/switchyard down --local
+
+serve: setup ## Without a cloud: fetch the embedded model, serve it, ask an example decision and a chat
 	@$(BIN)/switchyard demo
 
 test: setup check ## Set up, check, and run the test suite

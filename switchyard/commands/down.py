@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Annotated
 
 import typer
@@ -58,4 +59,5 @@ def _destroy(environment: Environment, cdk: Cdk, *, ask: bool) -> None:
             console.note(f"removed {group.name}, which AWS had made again")
         else:
             console.note(f"kept {group.name}: {group.kept_because}")
+    shutil.rmtree(cdk.assembly, ignore_errors=True)
     console.note(f"no stack of {environment.name} is left in account {aws.account()}, {aws.region}")

@@ -114,10 +114,11 @@ def _places(
 
 def _advise(env: str, endpoints: Mapping[str, DeployedEndpoint], *, local: bool) -> None:
     """What to type next."""
+    chosen = "" if env == DEFAULT else f"--env {env} "
     lines = ['eval "$(.venv/bin/switchyard cloud env)"'] if local else []
     for name, endpoint in endpoints.items():
         what = "examples/ticket.json" if endpoint.kind == "decision" else "'Tell me about trains.'"
-        lines.append(f".venv/bin/switchyard invoke --env {env} {name} {what}")
-    lines.append("make down" if local else f".venv/bin/switchyard down --env {env}")
+        lines.append(f".venv/bin/switchyard invoke {chosen}{name} {what}")
+    lines.append(f".venv/bin/switchyard down {chosen}{'--local' if local else ''}".rstrip())
     console.out.print(Rule("next", align="left"))
     console.out.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

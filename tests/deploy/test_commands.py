@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from world import DECISION as DECISION_ENDPOINT
@@ -151,3 +154,27 @@ def test_up_deploys_asks_and_says_where_everything_is(world: World, run: Run, tm
     for word in (world.cloud.details.url, world.bucket(), "Switchyard-dev-Endpoint-chat", "release tiny-up"):
         assert word in done.stdout
     assert world.outputs("Switchyard-dev-Endpoint-chat")["Release"] == "tiny-up"
+
+
+def documented() -> Iterator[Any]:
+    """Each fenced block of the documentation that is marked ``deployed``."""
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        for match in re.finditer(r"^```(bash|python) deployed\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            line = text.count("\n", 0, match.start()) + 1
+            yield pytest.param(match[1], match[2], id=f"{path.relative_to(ROOT)}:{line}")
+
+
+@pytest.mark.parametrize(("language", "code"), list(documented()))
+def test_documented_examples_run(world: World, language: str, code: str) -> None:
+    code = code.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+    command = ["bash", "-euo", "pipefail", "-c", code] if language == "bash" else [sys.executable, "-c", code]
+    # A shell block says itself where it goes; a program is started in a shell that has been sent there.
+    sent = {} if language == "bash" else world.cloud.environment()
+    home = {"SWITCHYARD_CLOUD": str(world.cloud.options.home)}
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **home, **sent}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip()
+    assert "Traceback" not in done.stderr
