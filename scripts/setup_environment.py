@@ -98,7 +98,7 @@ def install(wanted: dict[str, str | None], *, rebuild: bool) -> int:
     environment = dict(os.environ, CMAKE_ARGS=str(wanted["cmake_args"]), PIP_DISABLE_PIP_VERSION_CHECK="1")
     building = rebuild or not binding_installed()
     if building:
-        say("installing; llama.cpp is built from source, which takes about five minutes on two cores, once")
+        say("installing; llama.cpp is built from source, which takes about seven minutes on two cores, once")
         say("its build options: CMAKE_ARGS='" + str(wanted["cmake_args"]) + "'")
     else:
         say("updating .venv")
