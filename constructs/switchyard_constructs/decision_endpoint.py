@@ -61,6 +61,8 @@ class DecisionEndpoint(Endpoint):
         _check_gpu_layers(gpu_layers, props["hardware"])
         threads = props.get("threads")
         own = {
+            # The server listens on the loopback address by itself, where SageMaker's health check cannot reach it.
+            "SWITCHYARD_HOST": "0.0.0.0",  # noqa: S104 - inside the container, behind SageMaker
             "SWITCHYARD_MODEL": MODEL_FOLDER,
             "SWITCHYARD_GPU_LAYERS": str(gpu_layers),
             **({"SWITCHYARD_THREADS": str(threads)} if threads is not None else {}),

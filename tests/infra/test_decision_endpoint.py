@@ -126,6 +126,7 @@ def test_the_container_is_isolated_pinned_and_told_where_its_model_is():
         "Image": f"111122223333.dkr.ecr.eu-west-1.amazonaws.com/switchyard@{DIGEST}",
         "Environment": {
             "SWITCHYARD_GPU_LAYERS": "0",
+            "SWITCHYARD_HOST": "0.0.0.0",
             "SWITCHYARD_MODEL": "/opt/ml/model",
             "SWITCHYARD_THREADS": "4",
         },
@@ -604,7 +605,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["LONG has 1025 characters", "at most 1024"],
     ),
     "too many variables": (
-        {"environment": {f"V{number}": "1" for number in range(99)}},
+        {"environment": {f"V{number}": "1" for number in range(98)}},
         ["101 environment variables", "SageMaker takes 100"],
     ),
     "an image of another region": (

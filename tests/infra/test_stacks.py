@@ -301,6 +301,7 @@ def test_a_decision_endpoint_on_processors() -> None:
     assert text(container["Image"]).find(f"dkr.ecr.us-east-1.amazonaws.com/switchyard-dev@{digest}") > 0
     assert container["Environment"] == {
         "SWITCHYARD_GPU_LAYERS": "0",
+        "SWITCHYARD_HOST": "0.0.0.0",
         "SWITCHYARD_MODEL": "/opt/ml/model",
         "SWITCHYARD_MODEL_ID": "gemma-3-270m",
     }
