@@ -17,7 +17,7 @@ import aws_cdk as cdk  # noqa: E402
 from stacks.environment_app import add_environment, pinned_context  # noqa: E402
 from switchyard.environment import DEFAULT, environment_names, load_environment  # noqa: E402
 from switchyard.exit_codes import CommandError  # noqa: E402
-from switchyard.release_manifest import SAMPLE, load_release  # noqa: E402
+from switchyard.releases.manifest import SAMPLE, load_release  # noqa: E402
 from switchyard_constructs.refusal import Refused  # noqa: E402
 
 

@@ -181,8 +181,8 @@ def evaluated_tokens(client: httpx.Client) -> dict[str, list[int]]:
 
 def embedded_model() -> Path:
     """The embedded model, fetched if need be."""
-    from switchyard.catalogue import find
-    from switchyard.pull import pull
+    from switchyard.models.catalogue import find
+    from switchyard.models.pull import pull
 
     return pull(find("gemma-3-270m"))
 

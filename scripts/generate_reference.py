@@ -17,7 +17,6 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from switchyard.catalogue import catalogue
 from switchyard.cli import app
 from switchyard.environment import (
     Alarms,
@@ -41,9 +40,10 @@ from switchyard.environment import (
     Schedule,
 )
 from switchyard.exit_codes import MEANING
-from switchyard.release_manifest import Release, ReleasedImage, ReleasedModel
+from switchyard.models.catalogue import catalogue
+from switchyard.models.storage import human_size
+from switchyard.releases.manifest import Release, ReleasedImage, ReleasedModel
 from switchyard.setting_flags import environment_name, flag_names, shown_default
-from switchyard.storage import human_size
 from switchyard_runtime.errors import TABLE
 from switchyard_runtime.http.openapi import document
 from switchyard_runtime.settings import Settings, load_settings
@@ -223,7 +223,7 @@ def releases_page() -> str:
             "from environment to environment. [sample.json](../../releases/sample.json) is one.",
         ]
     )
-    return _page("Releases", "switchyard/release_manifest.py", intro, _model_tables(tables))
+    return _page("Releases", "switchyard/releases/manifest.py", intro, _model_tables(tables))
 
 
 def _model_tables(tables: Mapping[str, type[BaseModel]]) -> str:

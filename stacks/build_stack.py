@@ -11,7 +11,7 @@ from aws_cdk import aws_s3_assets as s3_assets
 
 from stacks.environment_stack import EnvironmentStack
 from switchyard.environment import Environment
-from switchyard.release_manifest import Release
+from switchyard.releases.manifest import Release
 from switchyard_constructs.hardware import Hardware
 from switchyard_constructs.image_build import ImageBuild
 from switchyard_constructs.image_repository import ImageRepository

@@ -14,7 +14,7 @@ from aws_cdk import aws_sns as sns
 
 from stacks.environment_stack import TAG_ENDPOINT, TAG_RELEASE, EnvironmentStack
 from switchyard.environment import Endpoint, Environment, ExistingNetwork
-from switchyard.release_manifest import Release
+from switchyard.releases.manifest import Release
 from switchyard_constructs.caller_role import CallerRole
 from switchyard_constructs.chat_endpoint import ChatEndpoint, ChatFlags
 from switchyard_constructs.decision_endpoint import DecisionEndpoint

@@ -14,7 +14,7 @@ from stacks.endpoint_stack import EndpointStack, Shared
 from stacks.network_stack import NetworkStack
 from stacks.observability_stack import ObservabilityStack
 from switchyard.environment import CreatedNetwork, Environment, check_release
-from switchyard.release_manifest import Release
+from switchyard.releases.manifest import Release
 
 CDK_JSON = Path(__file__).resolve().parent.parent / "cdk.json"
 

@@ -42,7 +42,7 @@ def note(text: str) -> None:
 
 
 class PullBar:
-    """A progress bar for ``switchyard.pull``; a plain line now and then where there is no terminal."""
+    """A progress bar for ``switchyard.models.pull``; a plain line now and then where there is no terminal."""
 
     def __init__(self, progress: Progress, name: str) -> None:
         self._progress = progress

@@ -9,8 +9,8 @@ from switchyard.aws import Aws, error_code, find_stack, told
 from switchyard.cdk import Cdk
 from switchyard.environment import Environment
 from switchyard.exit_codes import CommandError
-from switchyard.model_manifest import FILE_NAME as MODEL_MANIFEST
-from switchyard.release_manifest import Release, ReleasedModel
+from switchyard.models.manifest import FILE_NAME as MODEL_MANIFEST
+from switchyard.releases.manifest import Release, ReleasedModel
 
 BOOTSTRAP_STACK = "CDKToolkit"
 

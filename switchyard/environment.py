@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from switchyard.bucket_names import bucket_name_fault
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.faults import sentences
-from switchyard.release_manifest import Release
+from switchyard.releases.manifest import Release
 from switchyard_constructs.hardware import (
     DEFAULT_AMI,
     Hardware,

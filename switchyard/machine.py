@@ -14,9 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from switchyard import storage
 from switchyard.exit_codes import CommandError
-from switchyard.storage import human_size
+from switchyard.models import storage
+from switchyard.models.storage import human_size
 from switchyard_runtime.engine import model_files
 from switchyard_runtime.engine.cores import usable
 

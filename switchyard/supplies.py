@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from switchyard import console, local_cloud
 from switchyard.aws import Aws, told
-from switchyard.catalogue import find
 from switchyard.environment import Environment
 from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.pull import pull
-from switchyard.release_manifest import ReleasedModel
+from switchyard.models.catalogue import find
+from switchyard.models.pull import pull
+from switchyard.releases.manifest import ReleasedModel
 
 if TYPE_CHECKING:
     from switchyard_localcloud import CloudDetails
@@ -33,7 +33,7 @@ class FromThisMachine:
         Raises:
             CommandError: It cannot be fetched, or the catalogue has another model under the release's name.
         """
-        from switchyard.model_publisher import publish
+        from switchyard.models.publisher import publish
 
         entry = find(model.name)
         with console.pull_bar(entry.name) as bar:

@@ -77,8 +77,8 @@ def gemma() -> Path:
     given = os.environ.get("SWITCHYARD_TEST_MODEL")
     if given:
         return Path(given)
-    from switchyard.catalogue import find
-    from switchyard.pull import pull
+    from switchyard.models.catalogue import find
+    from switchyard.models.pull import pull
 
     return pull(find(EMBEDDED_MODEL))
 

@@ -12,7 +12,7 @@ import aws_cdk as cdk
 
 from stacks.environment_app import add_environment, pinned_context
 from switchyard.environment import Environment, environment_names, load_environment
-from switchyard.release_manifest import Release, load_release
+from switchyard.releases.manifest import Release, load_release
 
 NAMES = environment_names()
 

@@ -12,12 +12,13 @@ from typing import Annotated
 import typer
 from rich.rule import Rule
 
-from switchyard import console, storage
-from switchyard.catalogue import catalogue, example
+from switchyard import console
 from switchyard.client import Client
 from switchyard.commands import examples
 from switchyard.exit_codes import CommandError
-from switchyard.pull import pull
+from switchyard.models import storage
+from switchyard.models.catalogue import catalogue, example
+from switchyard.models.pull import pull
 from switchyard.server_process import free_port, running_server, tail
 from switchyard_runtime.settings import Settings
 

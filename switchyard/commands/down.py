@@ -14,7 +14,7 @@ from switchyard.commands.cloud import Home
 from switchyard.commands.up import EnvironmentName, Local, ReleaseName, reference, step
 from switchyard.environment import DEFAULT, Environment, load_environment
 from switchyard.exit_codes import CommandError
-from switchyard.release_manifest import SAMPLE
+from switchyard.releases.manifest import SAMPLE
 
 
 def command(

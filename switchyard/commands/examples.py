@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.rule import Rule
 
 from switchyard import console
-from switchyard.catalogue import catalogue, example
 from switchyard.commands import chat, decide
 from switchyard.decision_file import parse_json, read_text, request_body
+from switchyard.models.catalogue import catalogue, example
 
 GREETING = "Once upon a time, a railway signal"
 

@@ -10,10 +10,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from switchyard import console, storage
-from switchyard.catalogue import catalogue, find
+from switchyard import console
 from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.pull import pull as pull_model
+from switchyard.models import storage
+from switchyard.models.catalogue import catalogue, find
+from switchyard.models.pull import pull as pull_model
 
 app = typer.Typer(help="The pinned models: list, fetch, verify.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A name of the catalogue; see: switchyard model list")]

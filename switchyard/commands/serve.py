@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from switchyard import console, storage
+from switchyard import console
 from switchyard.exit_codes import CommandError, ExitCode
+from switchyard.models import storage
 from switchyard.setting_flags import settings_from, with_setting_flags
 from switchyard_runtime.engine import model_files
 from switchyard_runtime.settings import Settings

@@ -12,7 +12,7 @@ from switchyard import console, leftovers
 from switchyard.aws import Aws
 from switchyard.commands.up import EnvironmentName
 from switchyard.environment import DEFAULT, load_environment
-from switchyard.storage import human_size
+from switchyard.models.storage import human_size
 
 
 def command(

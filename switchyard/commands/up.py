@@ -19,7 +19,7 @@ from switchyard.commands import examples
 from switchyard.commands.cloud import Home, Port
 from switchyard.endpoint_client import EndpointClient
 from switchyard.environment import DEFAULT, Environment, load_environment
-from switchyard.release_manifest import SAMPLE, Release, load_release
+from switchyard.releases.manifest import SAMPLE, Release, load_release
 from switchyard.supplies import FromCodeBuild, FromThisMachine
 
 EXAMPLE_S = 120.0

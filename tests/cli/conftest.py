@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.catalogue import CatalogueEntry
+from switchyard.models.catalogue import CatalogueEntry
 
 
 @dataclass

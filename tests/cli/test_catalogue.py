@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from switchyard import catalogue as module
-from switchyard.catalogue import HuggingFace, PythonPackages, catalogue, find, read_entry
 from switchyard.exit_codes import CommandError, ExitCode
+from switchyard.models import catalogue as module
+from switchyard.models.catalogue import HuggingFace, PythonPackages, catalogue, find, read_entry
 from switchyard_runtime.settings import Settings
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from switchyard import cli, storage
-from switchyard.catalogue import example
+from switchyard import cli
 from switchyard.console import bar
 from switchyard.exit_codes import MEANING, ExitCode
+from switchyard.models import storage
+from switchyard.models.catalogue import example
 from switchyard.setting_flags import flag_names
 from switchyard_runtime.settings import Settings
 
@@ -110,14 +111,14 @@ def test_flags_win_over_the_environment_and_this_over_the_file(run, tmp_path, mo
 
 def test_a_model_of_the_catalogue_is_served_under_its_name(run, cache, packaged, monkeypatch):
     import switchyard_runtime.http.serve as module
-    from switchyard.pull import pull
+    from switchyard.models.pull import pull
 
     path = pull(packaged)
     served = []
     monkeypatch.setattr(module, "serve", lambda settings: served.append(settings) or 0)
     monkeypatch.setattr("switchyard.commands.serve.model_files.resolve", lambda path: path)
-    monkeypatch.setattr("switchyard.storage.catalogue", lambda: {"tiny": packaged})
-    monkeypatch.setattr("switchyard.storage.find", lambda _name: packaged)
+    monkeypatch.setattr("switchyard.models.storage.catalogue", lambda: {"tiny": packaged})
+    monkeypatch.setattr("switchyard.models.storage.find", lambda _name: packaged)
     assert run("serve", "--model", "tiny")[0] == 0
     assert (served[0].model, served[0].model_id) == (str(path), "tiny")
     assert run("serve", "--model", "tiny", "--model-id", "mine")[0] == 0
@@ -140,7 +141,7 @@ def test_model_list_for_people_and_scripts(run, cache, monkeypatch):
 
 
 def test_pull_and_verify(run, cache, packaged, monkeypatch):
-    for place in ("switchyard.commands.model.find", "switchyard.storage.find"):
+    for place in ("switchyard.commands.model.find", "switchyard.models.storage.find"):
         monkeypatch.setattr(place, lambda _name: packaged)
     code, out, err = run("model", "pull", "tiny")
     assert (code, out.strip()) == (0, str(storage.model_path(packaged)))

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from switchyard import download as module
-from switchyard import storage
-from switchyard.download import download, http_client
 from switchyard.exit_codes import CommandError, ExitCode
+from switchyard.models import download as module
+from switchyard.models import storage
+from switchyard.models.download import download, http_client
 
 DATA = b"".join(hashlib.sha256(str(n).encode()).digest() for n in range(3000))
 SHA256 = hashlib.sha256(DATA).hexdigest()

@@ -31,13 +31,18 @@ def test_a_wheel_carries_the_catalogue_and_the_examples(tmp_path):
         archive.extractall(tmp_path / "installed")
     installed = tmp_path / "installed"
     assert (installed / "switchyard_runtime" / "http" / "serve.py").is_file()
-    code = (
-        "from switchyard import catalogue as c; print(c.__file__, *c.catalogue(), c.example('ticket.json').is_file())"
+    code = "; ".join(
+        [
+            "from switchyard.models import catalogue as c",
+            "print(c.__file__, *c.catalogue(), c.example('ticket.json').is_file())",
+        ]
     )
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(installed)!r}); {code}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     names = [path.stem for path in sorted((ROOT / "models").glob("*.toml"))]
-    assert done.stdout.split() == [str(installed / "switchyard" / "catalogue.py"), *names, "True"], done.stderr
+    assert done.stdout.split() == [str(installed / "switchyard" / "models" / "catalogue.py"), *names, "True"], (
+        done.stderr
+    )
 
 
 def pins(lock):

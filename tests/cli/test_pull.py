@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from switchyard import storage
-from switchyard.catalogue import CatalogueEntry
 from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.pull import Silent, pull
-from switchyard.storage import State
+from switchyard.models import storage
+from switchyard.models.catalogue import CatalogueEntry
+from switchyard.models.pull import Silent, pull
+from switchyard.models.storage import State
 
 from .conftest import pseudo_random
 

@@ -22,7 +22,7 @@ import tiny_models
 from stacks.environment_app import add_environment, pinned_context
 from switchyard.environment import Environment, parse_environment
 from switchyard.nodejs import cdk_command, with_packaged_node
-from switchyard.release_manifest import Release, parse_release
+from switchyard.releases.manifest import Release, parse_release
 from switchyard_localcloud import LocalCloud
 
 REPOSITORY = "switchyard-dev"

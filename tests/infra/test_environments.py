@@ -14,7 +14,6 @@ import pytest
 from pydantic import BaseModel
 
 from switchyard.bucket_names import bucket_name_fault
-from switchyard.catalogue import catalogue
 from switchyard.environment import (
     FOLDER,
     Environment,
@@ -24,8 +23,9 @@ from switchyard.environment import (
     parse_environment,
 )
 from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.model_manifest import manifest_sha256, model_manifest, model_prefix
-from switchyard.release_manifest import Release, load_release, parse_release
+from switchyard.models.catalogue import catalogue
+from switchyard.models.manifest import manifest_sha256, model_manifest, model_prefix
+from switchyard.releases.manifest import Release, load_release, parse_release
 
 DIGEST = "sha256:" + "a" * 64
 

@@ -17,9 +17,10 @@ from aws_cdk.assertions import Template
 from botocore.exceptions import ClientError
 from pydantic import HttpUrl
 
-from switchyard import model_publisher, storage
-from switchyard.catalogue import CatalogueEntry, HuggingFace, Licence, ModelFile
 from switchyard.exit_codes import CommandError
+from switchyard.models import publisher as model_publisher
+from switchyard.models import storage
+from switchyard.models.catalogue import CatalogueEntry, HuggingFace, Licence, ModelFile
 from switchyard_constructs.artifact_store import ArtifactStore
 from switchyard_constructs.model_build import ModelBuild
 from switchyard_localcloud import LocalCloud

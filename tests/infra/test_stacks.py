@@ -15,7 +15,7 @@ from constructs import IConstruct
 from environment_assemblies import NAMES, app_of, of_type, only, our_templates, ours, stacks_of, templates_of
 from stacks.environment_stack import RETENTION
 from switchyard.environment import LOG_RETENTION_DAYS, Environment, load_environment, parse_environment
-from switchyard.release_manifest import Release, load_release, parse_release
+from switchyard.releases.manifest import Release, load_release, parse_release
 
 # Where AWS has no resource to name, or names it only after it was made. Everything else is named.
 STAR_RESOURCES = {

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from switchyard.catalogue import Sha256
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.faults import sentences
+from switchyard.models.catalogue import Sha256
 from switchyard_constructs.hardware import Architecture, Hardware
 from switchyard_constructs.images import DLC_REPOSITORY, ImageReference
 from switchyard_constructs.model_artifact import ModelArtifact
 
-FOLDER = Path(__file__).resolve().parent.parent / "releases"
+FOLDER = Path(__file__).resolve().parents[2] / "releases"
 SAMPLE = "sample"
 """The release that is deployed when none is named."""
 

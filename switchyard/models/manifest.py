@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 
-from switchyard.catalogue import CatalogueEntry
 from switchyard.exit_codes import CommandError, ExitCode
+from switchyard.models.catalogue import CatalogueEntry
 
 FILE_NAME = "model-manifest.json"
 FORMAT = "switchyard-model/1"

@@ -9,9 +9,9 @@ from urllib.parse import urldefrag, urlsplit, urlunsplit
 import httpx
 import tenacity
 
-from switchyard.catalogue import PackagePart
-from switchyard.download import RETRIED_STATUSES
 from switchyard.exit_codes import CommandError, ExitCode
+from switchyard.models.catalogue import PackagePart
+from switchyard.models.download import RETRIED_STATUSES
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.1"

@@ -1,6 +1,6 @@
 """Put a verified model into an artifact bucket, below the prefix that its manifest's hash names; never over anything.
 
-``python -m switchyard.model_publisher MODEL --bucket BUCKET`` is what CodeBuild runs (``images/model.buildspec.yml``).
+``python -m switchyard.models.publisher MODEL --bucket BUCKET`` is what CodeBuild runs (``images/model.buildspec.yml``).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import boto3
 from botocore.exceptions import ClientError
 
-from switchyard import storage
-from switchyard.catalogue import find
 from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.model_manifest import FILE_NAME, manifest_sha256, model_manifest, model_prefix
+from switchyard.models import storage
+from switchyard.models.catalogue import find
+from switchyard.models.manifest import FILE_NAME, manifest_sha256, model_manifest, model_prefix
 
 PART_BYTES = 64 << 20
 """Size of one part of a large file; with the 10,000 parts that S3 allows, a file may have 640 GiB."""
@@ -113,7 +113,7 @@ def _is_there(s3: Any, bucket: str, key: str, *, size: int, sha256: str) -> bool
 
 def main(arguments: list[str] | None = None) -> int:
     """Publish, and print ``MODEL_KEY=...`` and ``MODEL_MANIFEST_SHA256=...`` for a shell to read."""
-    parser = argparse.ArgumentParser(prog="python -m switchyard.model_publisher", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m switchyard.models.publisher", description=__doc__)
     parser.add_argument("model", help="A name of the catalogue, pulled before.")
     parser.add_argument("--bucket", required=True, help="The artifact bucket.")
     options = parser.parse_args(arguments)

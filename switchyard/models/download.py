@@ -14,7 +14,7 @@ import httpx
 import tenacity
 
 from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.storage import BLOCK, human_size, require_space
+from switchyard.models.storage import BLOCK, human_size, require_space
 
 ATTEMPTS_WITHOUT_PROGRESS = 6
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})

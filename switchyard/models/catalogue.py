@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, HttpUrl, ValidationError, mod
 
 from switchyard.exit_codes import CommandError, ExitCode
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parent.parent / "data"
 MODELS = DATA / "models"
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

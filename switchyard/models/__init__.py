@@ -1,0 +1,1 @@
+"""Pinned models: the catalogue, fetching, verifying, packaging and publishing them."""

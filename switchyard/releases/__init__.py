@@ -1,0 +1,1 @@
+"""Releases: what is deployed, by digest."""
