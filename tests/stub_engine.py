@@ -36,6 +36,7 @@ from switchyard_runtime.engine.interface import (
     Probe,
     Score,
     ScoreJob,
+    Segment,
     TokenLogprob,
 )
 from switchyard_runtime.errors import Kind, Problem, over_budget
@@ -138,7 +139,7 @@ class StubEngine:
             device="cpu",
             threads=1,
             gpu_layers=0,
-            sequences=self.settings.sequences,
+            sequences=self.settings.chats + 1,
             batch_tokens=self.settings.batch_tokens,
         )
 
@@ -173,10 +174,12 @@ class StubEngine:
         return generator.standard_normal(self.vocabulary.size, dtype=np.float32) * np.float32(3.0)
 
     def submit_score(self, job: ScoreJob) -> Future[list[Score]]:
-        shared = [token for segment in job.shared for token in segment]
-        for tail in job.tails:
-            self._admit(len(shared) + len(tail), job.deadline)
-        return self._submit(self._score, shared, job)
+        for prompt in job.prompts:
+            self._admit(len(prompt), job.deadline)
+        return self._submit(self._score, job)
+
+    def keep_warm(self, shared: tuple[Segment, ...]) -> Future[None]:
+        return self._submit(lambda: None)
 
     def submit_generation(self, job: GenerationJob, on_event: Callable[[Event], None]) -> Cancel:
         self._admit(len(job.prompt) + 1, job.deadline)
@@ -257,17 +260,18 @@ class StubEngine:
         self._worker.submit(run)
         return future
 
-    def _score(self, shared: list[int], job: ScoreJob) -> list[Score]:
-        scores = []
-        for position, tail in enumerate(job.tails):
-            reused = len(shared) if position else 0
-            counts = TokenCounts(
-                prompt=len(shared) + len(tail), evaluated=len(shared) - reused + len(tail), reused=reused
-            )
+    def _score(self, job: ScoreJob) -> list[Score]:
+        scores: list[Score] = []
+        seen = set[tuple[Segment, ...]]()
+        for prompt in job.prompts:
+            tokens = [token for segment in prompt.shared for token in segment.tokens] + list(prompt.tail)
+            reused = len(tokens) - len(prompt.tail) if prompt.shared in seen else 0
+            seen.add(prompt.shared)
+            counts = TokenCounts(prompt=len(tokens), evaluated=len(tokens) - reused, reused=reused)
             self._counters.decisions += 1
             self._counters.decoded_tokens += counts.evaluated
             self._counters.reused_tokens += counts.reused
-            scores.append(Score(logits=self.logits([*shared, *tail]), tokens=counts, queue_ms=0.0, engine_ms=0.1))
+            scores.append(Score(logits=self.logits(tokens), tokens=counts, queue_ms=0.0, engine_ms=0.1))
         return scores
 
     def _generate(self, job: GenerationJob, on_event: Callable[[Event], None], stopped: threading.Event) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Layout = Literal["auto", "options-first", "state-first"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +31,17 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRequest:
-    """Questions on one state. Texts are what the model reads: strings verbatim, other values as compact JSON."""
+    """Questions on one state. Texts are what the model reads: strings verbatim, other values as compact JSON.
+
+    Attributes:
+        state: What the questions are about.
+        questions: The questions.
+        layout: What comes first in the prompt; None leaves it to the server's settings.
+    """
 
     state: str
     questions: tuple[Question, ...]
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +79,7 @@ class Answer:
         prompt_sha256: Hash of the exact token ids that were scored.
         prompt_version: Name of the prompt layout.
         readout: Name of the readout strategy.
+        cached: The answer was given before, to exactly this prompt, and was kept; nothing was evaluated.
         probability_status: ``"uncalibrated"`` until a calibration is bound to this decision.
     """
 
@@ -82,4 +93,5 @@ class Answer:
     readout: str
     tokens: TokenCounts
     timing: Timing
+    cached: bool = False
     probability_status: str = "uncalibrated"

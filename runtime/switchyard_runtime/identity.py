@@ -51,7 +51,7 @@ class Identity:
             "hardware": hardware(),
             "device": self.engine.device,
             "threads": self.engine.threads,
-            "prompt_version": prompt.VERSION,
+            "prompt_versions": dict(prompt.VERSIONS),
             "exact": self.engine.probe.exact,
         }
 
@@ -72,7 +72,7 @@ class Identity:
                 "pooling": model.pooling,
             },
             "prompt": {
-                "version": prompt.VERSION,
+                "versions": dict(prompt.VERSIONS),
                 "readout": readout.NAME,
                 "template": self.template[0],
                 "template_sha256": self.template[1],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -47,18 +47,41 @@ class Settings(BaseSettings):
         description="Largest prompt plus generated text of one request, in tokens; 0 means 8192, or less if the model "
         "allows less.",
     )
-    sequences: Annotated[int, Field(ge=4, le=256)] = Field(
-        8, description="Sequences the context holds: running chats, kept prefixes and one to score on."
+    chats: Annotated[int, Field(ge=1, le=254)] = Field(
+        3,
+        description="Chat choices generated at the same time; the context has a sequence for each and one more.",
     )
-    chats: Annotated[int, Field(ge=1, le=254)] = Field(3, description="Chat choices generated at the same time.")
     batch_tokens: Annotated[int, Field(ge=32, le=8192)] = Field(
         512, description="Tokens in one llama_decode; decisions are cut into decodes of this size."
     )
     chat_chunk_tokens: Annotated[int, Field(ge=16, le=8192)] = Field(
-        128, description="Tokens of a chat's prompt in one llama_decode; a decision waits for one such chunk at most."
+        256,
+        description="Most tokens of a chat's prompt in one llama_decode; a decision waits for one chunk at most. While "
+        "decisions come, a chunk is shorter: about as long as a decision takes.",
     )
     flash_attention: Literal["auto", "on", "off"] = Field("auto", description="Flash attention in llama.cpp.")
+    cache_type: Literal["f16", "q8_0"] = Field(
+        "f16", description="Number format of the cells. q8_0 takes half the memory and changes the answers a little."
+    )
+    layout: Literal["auto", "options-first", "state-first"] = Field(
+        "auto",
+        description="What comes first in a decision's prompt, for requests that do not say; auto decides by the "
+        "length of the state alone.",
+    )
     reuse_prefixes: bool = Field(True, description="Keep evaluated prefixes between requests.")
+    reuse_states: bool = Field(
+        True,
+        description="Keep those that hold a caller's text too (states, chats), each for the same caller. Without it "
+        "only instructions and questions are kept.",
+    )
+    prefix_cache_mib: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
+        512, description="Most memory for kept prefixes, in MiB."
+    )
+    answer_cache_entries: Annotated[int, Field(ge=0, le=10_000_000)] = Field(
+        0,
+        description="Decisions whose answers are kept, to be given again to exactly the same question on the same "
+        "state; 0 keeps none. Such an answer says that nothing was evaluated.",
+    )
     probe: bool = Field(True, description="Run the start-up probe; without it prefixes are recomputed every time.")
 
     queue_limit: Annotated[int, Field(ge=1, le=100_000)] = Field(256, description="Requests waiting for the engine.")
@@ -105,15 +128,6 @@ class Settings(BaseSettings):
         if not value.strip():
             raise ValueError("name a model of the catalogue or a GGUF file")
         return value
-
-    @model_validator(mode="after")
-    def _sequences_suffice(self) -> Settings:
-        if self.chats + 2 > self.sequences:
-            raise ValueError(
-                f"sequences={self.sequences} cannot hold chats={self.chats}, one kept prefix and one to score on; "
-                f"set sequences to at least {self.chats + 2}"
-            )
-        return self
 
     @property
     def model_path(self) -> Path:

@@ -47,7 +47,6 @@ def test_every_exit_code_has_a_meaning():
         (["serve", "--nonsense"], ExitCode.USAGE, "--nonsense"),
         (["serve", "--port", "abc"], ExitCode.USAGE, "--port"),
         (["serve", "--port", "99999"], ExitCode.USAGE, "port: Input should be less than or equal to 65535"),
-        (["serve", "--chats", "200", "--sequences", "8"], ExitCode.USAGE, "set sequences to at least 202"),
         (["serve", "--config", "/nowhere.toml"], ExitCode.USAGE, "/nowhere.toml does not exist"),
         (["serve", "--model", "/nowhere.gguf"], ExitCode.MODEL, "/nowhere.gguf does not exist"),
         (["serve", "--model", "gpt-9"], ExitCode.MODEL, "no model 'gpt-9'"),

@@ -313,7 +313,7 @@ def test_hints_change_nothing(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("body", "param", "kind", "said"),
     [
-        (body_of(prompt_cache_key="k"), "prompt_cache_key", Kind.UNSUPPORTED, "does not partition"),
+        (body_of(prompt_cache_key="k"), "prompt_cache_key", Kind.UNSUPPORTED, "partitioned by caller"),
         (
             body_of(prompt_cache_options={"mode": "explicit"}),
             "prompt_cache_options.mode",

@@ -113,10 +113,10 @@ def test_a_probe_that_dies_leads_to_recomputing(model: Path, monkeypatch: pytest
 
 
 def test_the_identity_repeats_what_was_asked(model: Path) -> None:
-    asked = {"context_tokens": 500, "sequences": 5, "chats": 2, "batch_tokens": 128, "threads": 1}
+    asked = {"context_tokens": 500, "chats": 2, "batch_tokens": 128, "threads": 1}
     engine = start_engine(load_settings(model=str(model), probe=False, **asked))
     identity = engine.identity
     assert identity.model.context_tokens == 500
-    assert (identity.sequences, identity.batch_tokens, identity.threads, identity.gpu_layers) == (5, 128, 1, 0)
+    assert (identity.sequences, identity.batch_tokens, identity.threads, identity.gpu_layers) == (3, 128, 1, 0)
     assert len(identity.model.sha256) == 64
     engine.close(timeout_s=0)

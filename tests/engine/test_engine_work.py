@@ -27,6 +27,8 @@ from switchyard_runtime.engine.interface import (
     Piece,
     Sampling,
     ScoreJob,
+    ScorePrompt,
+    Segment,
 )
 from switchyard_runtime.engine.llama import LlamaError
 from switchyard_runtime.engine.start import start_engine
@@ -42,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(model: Path, **changes: object) -> LlamaEngine:
-    values = {"threads": 1, "context_tokens": 512, "chats": 2, "sequences": 6, "queue_limit": 4, "decode_timeout_s": 20}
+    values = {"threads": 1, "context_tokens": 512, "chats": 2, "queue_limit": 4, "decode_timeout_s": 20}
     return start_engine(load_settings(model=str(model), **(values | changes)))
 
 
@@ -61,14 +63,17 @@ def engine(model: Path) -> Iterator[LlamaEngine]:
     engine.close(timeout_s=0)
 
 
-def job(engine: LlamaEngine, text: str = "a question", *, tails: int = 1, within_s: float = WAIT_S) -> ScoreJob:
+def job(
+    engine: LlamaEngine, text: str = "a question", *, tails: int = 1, within_s: float = WAIT_S, caller: str = ""
+) -> ScoreJob:
     def encode(value: str, *, start: bool = False) -> tuple[int, ...]:
         return tuple(engine.encode([Piece(value)], start=start))
 
+    shared = (Segment(encode("instructions", start=True)), Segment(encode(text), private=True))
     return ScoreJob(
-        shared=(encode("instructions", start=True), encode(text)),
-        tails=tuple(encode(f"tail {n}") for n in range(tails)),
+        prompts=tuple(ScorePrompt(shared=shared, tail=encode(f"tail {n}")) for n in range(tails)),
         deadline=time.monotonic() + within_s,
+        caller=caller,
     )
 
 
@@ -162,10 +167,10 @@ def test_evaluated_tokens_are_the_engines_own_count(shared_engine: LlamaEngine) 
 def test_three_questions_evaluate_their_state_once(shared_engine: LlamaEngine) -> None:
     asked = job(shared_engine, "a state that nobody has asked about before", tails=3)
     scores = shared_engine.submit_score(asked).result(WAIT_S)
-    state = len(asked.shared[1])
-    assert scores[0].tokens.evaluated >= state + len(asked.tails[0])
-    assert [s.tokens.evaluated for s in scores[1:]] == [len(tail) for tail in asked.tails[1:]]
-    assert [s.tokens.prompt for s in scores] == [sum(map(len, asked.shared)) + len(t) for t in asked.tails]
+    first, *others = asked.prompts
+    assert scores[0].tokens.evaluated >= len(first.shared[1].tokens) + len(first.tail)
+    assert [s.tokens.evaluated for s in scores[1:]] == [len(prompt.tail) for prompt in others]
+    assert [s.tokens.prompt for s in scores] == [len(prompt) for prompt in asked.prompts]
 
 
 def test_without_reuse_nothing_is_kept_between_requests(model: Path) -> None:
@@ -175,7 +180,7 @@ def test_without_reuse_nothing_is_kept_between_requests(model: Path) -> None:
             asked = job(engine, tails=2)
             first, second = engine.submit_score(asked).result(WAIT_S)
             assert first.tokens.reused == 0
-            assert second.tokens.evaluated == len(asked.tails[1])
+            assert second.tokens.evaluated == len(asked.prompts[1].tail)
     finally:
         engine.close(timeout_s=0)
 
@@ -187,7 +192,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back(engine: LlamaEngine, gate
     running = engine.submit_score(job(engine))
     assert gate.reached.wait(WAIT_S)
     waiting = [engine.submit_score(job(engine, f"state {n}")) for n in range(4)]
-    problem = problem_of(lambda: engine.submit_score(job(engine)))
+    problem = problem_of(lambda: engine.submit_score(job(engine, "one too many")))
     assert problem.kind is Kind.BUSY
     assert problem.retry_after_ms is not None
     assert problem.retry_after_ms >= 100
@@ -203,7 +208,7 @@ def test_work_ahead_that_outlasts_the_deadline_is_a_refusal(engine: LlamaEngine,
     running = engine.submit_score(job(engine, "word " * 80))
     assert gate.reached.wait(WAIT_S)
     engine._meter.rate = 50.0
-    problem = problem_of(lambda: engine.submit_score(job(engine, within_s=1)))
+    problem = problem_of(lambda: engine.submit_score(job(engine, "too late", within_s=1)))
     assert problem.kind is Kind.BUSY
     assert problem.retry_after_ms is not None
     gate.open()
@@ -224,7 +229,7 @@ def test_a_deadline_that_passes_in_the_queue_fails_the_request_alone(engine: Lla
     running = engine.submit_score(job(engine))
     assert gate.reached.wait(WAIT_S)
     engine._meter.rate = 0.0
-    late = engine.submit_score(job(engine, within_s=0.05))
+    late = engine.submit_score(job(engine, "late", within_s=0.05))
     time.sleep(0.1)
     gate.open()
     with pytest.raises(Problem) as caught:
@@ -237,9 +242,8 @@ def test_a_deadline_that_passes_in_the_queue_fails_the_request_alone(engine: Lla
 def test_the_budget_is_exact_to_the_token(shared_engine: LlamaEngine, over: int) -> None:
     allowed = shared_engine.identity.model.context_tokens
     word = shared_engine.encode([Piece("the")], start=False)[0]
-    asked = ScoreJob(
-        shared=((word,) * 100,), tails=((word,) * (allowed - 100 + over),), deadline=time.monotonic() + WAIT_S
-    )
+    prompt = ScorePrompt(shared=(Segment((word,) * 100),), tail=(word,) * (allowed - 100 + over))
+    asked = ScoreJob(prompts=(prompt,), deadline=time.monotonic() + WAIT_S)
     if not over:
         assert shared_engine.submit_score(asked).result(WAIT_S)[0].tokens.prompt == allowed
         return
@@ -412,7 +416,7 @@ def test_a_decision_waits_for_one_chunk_of_a_chat_at_most(engine: LlamaEngine, g
     gate.open()
     decision.result(WAIT_S)
     assert engine.counters.active_generations == 1
-    assert engine._chats.generations()[0].evaluated <= 2 * 128
+    assert engine._chats.generations()[0].evaluated <= 2 * 256
     chat.wait()
 
 

@@ -7,6 +7,7 @@ run. Every logit vector must equal the first one with ``==``; there is no tolera
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -29,12 +30,16 @@ from switchyard_runtime.engine.interface import (
     Piece,
     Sampling,
     ScoreJob,
+    ScorePrompt,
+    Segment,
 )
 from switchyard_runtime.engine.start import start_engine
 from switchyard_runtime.settings import Settings, load_settings
 
 CLIENTS = 32
 WORDS = ["order", "refund", "parcel", "login", "error", "invoice", "plan", "quote", "urgent", "late", "please", "never"]
+STATE_FIRST, OPTIONS_FIRST = ORDERS = ("state-first", "options-first")
+Alone = dict[tuple[str, int, int], Logits]
 KINDS = {"llama": "dense", "gemma3": "swa", "qwen35": "hybrid", "mamba2": "recurrent"}
 
 
@@ -69,23 +74,33 @@ def settings(path: Path, **changes: object) -> Settings:
     return load_settings(**(values | changes))
 
 
-def score(engine: LlamaEngine, case: Case, state: int, tails: list[int]) -> list[Logits]:
-    job = ScoreJob(
-        shared=(case.instructions, case.states[state]),
-        tails=tuple(case.tails[t] for t in tails),
-        deadline=time.monotonic() + 240,
-    )
+def prompt(case: Case, order: str, state: int, tail: int) -> ScorePrompt:
+    """What comes first is kept; a question (here a "tail") serves every caller, a state only its own."""
+    instructions = Segment(case.instructions)
+    if order == STATE_FIRST:
+        return ScorePrompt(shared=(instructions, Segment(case.states[state], private=True)), tail=case.tails[tail])
+    return ScorePrompt(shared=(instructions, Segment(case.tails[tail])), tail=case.states[state])
+
+
+def score(
+    engine: LlamaEngine, case: Case, state: int, tails: list[int], *, order: str, caller: str = ""
+) -> list[Logits]:
+    prompts = tuple(prompt(case, order, state, tail) for tail in tails)
+    job = ScoreJob(prompts=prompts, deadline=time.monotonic() + 240, caller=caller)
     return [result.logits for result in engine.submit_score(job).result(timeout=240)]
 
 
-def alone(
-    path: Path, *, states: int, tails: int, longest: int, **changes: object
-) -> tuple[Case, dict[tuple[int, int], Logits]]:
+def alone(path: Path, *, states: int, tails: int, longest: int, **changes: object) -> tuple[Case, Alone]:
     """Each decision by itself, in an engine that keeps nothing between requests."""
     engine = start_engine(settings(path, reuse_prefixes=False, **changes))
     try:
         case = make_case(engine, states=states, tails=tails, longest=longest)
-        found = {(s, t): score(engine, case, s, [t])[0] for s in range(states) for t in range(tails)}
+        found = {
+            (order, s, t): score(engine, case, s, [t], order=order)[0]
+            for order in ORDERS
+            for s in range(states)
+            for t in range(tails)
+        }
     finally:
         engine.close(timeout_s=1)
     return case, found
@@ -133,29 +148,27 @@ class Chatter:
             self.finished += 1
 
 
-def in_company(
-    engine: LlamaEngine, case: Case, expected: dict[tuple[int, int], Logits], *, requests: int, seed: int
-) -> tuple[int, list[str]]:
+def in_company(engine: LlamaEngine, case: Case, expected: Alone, *, requests: int, seed: int) -> tuple[int, list[str]]:
     """Ask ``requests`` random requests from many clients; how many vectors were compared, and which differed."""
     rng = random.Random(seed)
     asked = []
     for _ in range(requests):
         state = rng.randrange(len(case.states))
         tails = rng.sample(range(len(case.tails)), rng.choice((1, 1, 2, len(case.tails))))
-        asked.append((state, tails))
+        asked.append((rng.choice(ORDERS), state, tails, rng.choice(("", "ann", "bob"))))
 
-    def ask(request: tuple[int, list[int]]) -> list[str]:
-        state, tails = request
-        results = score(engine, case, state, tails)
+    def ask(request: tuple[str, int, list[int], str]) -> list[str]:
+        order, state, tails, caller = request
+        results = score(engine, case, state, tails, order=order, caller=caller)
         return [
-            f"state {state} question {t} of {tails}: {np.abs(row - expected[state, t]).max():.3g}"
+            f"{order}, state {state}, question {t} of {tails}: {np.abs(row - expected[order, state, t]).max():.3g}"
             for t, row in zip(tails, results, strict=True)
-            if not np.array_equal(row, expected[state, t])
+            if not np.array_equal(row, expected[order, state, t])
         ]
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         wrong = [line for lines in pool.map(ask, asked) for line in lines]
-    return sum(len(tails) for _, tails in asked), wrong
+    return sum(len(tails) for _, _, tails, _ in asked), wrong
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -165,14 +178,14 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def expected(tiny: tuple[str, Path]) -> tuple[Case, dict[tuple[int, int], Logits]]:
+def expected(tiny: tuple[str, Path]) -> tuple[Case, Alone]:
     return alone(tiny[1], states=6, tails=5, longest=150)
 
 
 @pytest.fixture(scope="module")
 def engine(tiny: tuple[str, Path]) -> Iterator[LlamaEngine]:
-    # Seven sequences, three of them for chats: three prefixes fit, so that eviction is the rule.
-    engine = start_engine(settings(tiny[1], sequences=7, chats=3))
+    engine = start_engine(settings(tiny[1], chats=3))
+    engine._prefixes._capacity = 200_000  # a handful of prefixes fit, so that eviction is the rule
     yield engine
     engine.close(timeout_s=1)
 
@@ -186,29 +199,27 @@ def test_the_probe_knows_the_memory_and_promises_exactness(tiny: tuple[str, Path
     assert probe.comparisons >= 12
 
 
-def test_the_decisions_are_distinct(expected: tuple[Case, dict[tuple[int, int], Logits]]) -> None:
+def test_the_decisions_are_distinct(expected: tuple[Case, Alone]) -> None:
     """Equality below would mean nothing if the vectors were all the same."""
-    vectors = list(expected[1].values())
-    assert all(np.isfinite(v).all() for v in vectors)
-    assert len({v.tobytes() for v in vectors}) == len(vectors)
+    for wanted in ORDERS:
+        vectors = [row for (order, _, _), row in expected[1].items() if order == wanted]
+        assert all(np.isfinite(v).all() for v in vectors)
+        # A random recurrent model forgets what lies far back, so some of its vectors may be equal.
+        assert len({v.tobytes() for v in vectors}) > len(vectors) // 2
 
 
-def test_equal_alone_reordered_and_with_a_reused_prefix(
-    engine: LlamaEngine, expected: tuple[Case, dict[tuple[int, int], Logits]]
-) -> None:
+def test_equal_alone_reordered_and_with_a_reused_prefix(engine: LlamaEngine, expected: tuple[Case, Alone]) -> None:
     case, alone_logits = expected
     everyone = list(range(len(case.tails)))
-    for order in (everyone, everyone[::-1], [2], everyone[1:]):
+    for order, tails in itertools.product(ORDERS, (everyone, everyone[::-1], [2], everyone[1:])):
         for state in range(len(case.states)):
-            for tail, row in zip(order, score(engine, case, state, order), strict=True):
-                assert np.array_equal(row, alone_logits[state, tail]), (state, tail, order)
+            for tail, row in zip(tails, score(engine, case, state, tails, order=order), strict=True):
+                assert np.array_equal(row, alone_logits[order, state, tail]), (order, state, tail, tails)
     assert engine.counters.prefix_hits > 0
     assert engine.counters.prefix_evictions > 0
 
 
-def test_equal_under_32_clients_and_chats(
-    engine: LlamaEngine, expected: tuple[Case, dict[tuple[int, int], Logits]]
-) -> None:
+def test_equal_under_32_clients_and_chats(engine: LlamaEngine, expected: tuple[Case, Alone]) -> None:
     case, alone_logits = expected
     with Chatter(engine) as chatter:
         compared, wrong = in_company(engine, case, alone_logits, requests=200, seed=11)
@@ -221,9 +232,7 @@ def test_equal_under_32_clients_and_chats(
     assert engine.counters.generated_tokens > 0
 
 
-def test_a_chat_is_not_corrupted_by_decisions(
-    engine: LlamaEngine, expected: tuple[Case, dict[tuple[int, int], Logits]]
-) -> None:
+def test_a_chat_is_not_corrupted_by_decisions(engine: LlamaEngine, expected: tuple[Case, Alone]) -> None:
     """A greedy chat by itself, and the same chat while decisions run between all its steps."""
     case, alone_logits = expected
 
@@ -250,9 +259,7 @@ def test_a_chat_is_not_corrupted_by_decisions(
     assert beside == quiet
 
 
-def test_equal_without_prefix_sharing(
-    tiny: tuple[str, Path], expected: tuple[Case, dict[tuple[int, int], Logits]]
-) -> None:
+def test_equal_without_prefix_sharing(tiny: tuple[str, Path], expected: tuple[Case, Alone]) -> None:
     """Where the probe found no sharing, everything is recomputed, with the same bits."""
     case, alone_logits = expected
     engine = start_engine(settings(tiny[1], probe=False))
@@ -271,7 +278,7 @@ def test_equal_on_the_embedded_model(gemma: Path) -> None:
     """The same on a real sliding-window model, with states longer than its window of 512."""
     changes = {"context_tokens": 768, "batch_tokens": 256, "threads": 2}
     case, alone_logits = alone(gemma, states=3, tails=2, longest=520, **changes)
-    engine = start_engine(settings(gemma, sequences=5, chats=2, **changes))
+    engine = start_engine(settings(gemma, chats=2, **changes))
     try:
         assert engine.identity.probe.memory == "swa"
         assert engine.identity.probe.exact

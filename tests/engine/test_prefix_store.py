@@ -1,91 +1,133 @@
-"""The store of kept prefixes never hands one sequence out twice and never evicts what is in use."""
+"""The store of kept prefixes stays within its bytes, keeps what is pinned, and gives no caller another's text."""
 
 from __future__ import annotations
+
+import ctypes
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from switchyard_runtime.engine.interface import Segment
+from switchyard_runtime.engine.llama import Snapshot
 from switchyard_runtime.engine.prefixes import Chain, PrefixStore, length
 
-A, B, C = (1, 2), (3,), (4, 5, 6)
+A, B, C = Segment((1, 2)), Segment((3,)), Segment((4, 5, 6))
+SECRET = Segment((7, 8), private=True)
+
+
+def snapshot(size: int = 10) -> Snapshot:
+    return Snapshot((ctypes.c_uint8 * size)())
+
+
+def keep(store: PrefixStore, *chain: Segment, size: int = 10, caller: str = "", pin: bool = False) -> bool:
+    return store.keep(chain, snapshot(size), caller=caller, saves=length(chain), pin=pin)
+
+
+def found(store: PrefixStore, *chain: Segment, caller: str = "") -> int:
+    hit = store.longest(chain, caller=caller)
+    return 0 if hit is None else hit[0]
 
 
 def test_the_longest_kept_beginning_is_found() -> None:
-    store = PrefixStore([5, 6])
-    assert store.longest((A, B)) is None
-    home = store.claim((A,))
-    assert home is not None
-    assert store.longest((A, B)) == ((A,), home[0])
-    longer = store.claim((A, B), keep=(A,))
-    assert longer is not None
-    assert store.longest((A, B)) == ((A, B), longer[0])
-    assert store.longest((A, C)) == ((A,), home[0])
+    store = PrefixStore(100)
+    assert store.longest((A, B), caller="") is None
+    assert keep(store, A)
+    assert found(store, A, B) == 1
+    assert keep(store, A, B)
+    assert found(store, A, B) == found(store, A, B, C) == 2
+    assert found(store, A, C) == 1
+    assert store.missing((A, B, C), caller="") == 3
+    assert store.missing((C, A), caller="") == 5
     assert length((A, B)) == 3
 
 
-def test_the_least_recently_used_is_evicted_and_its_sequence_is_dirty() -> None:
-    store = PrefixStore([5, 6])
-    first, second = store.claim((A,)), store.claim((B,))
-    assert first is not None
-    assert second == (6, False) or second == (5, False)
-    store.longest((A,))
-    assert store.claim((C,)) == (second[0], True)
-    assert store.longest((B,)) is None
+def test_what_was_used_longest_ago_leaves_first() -> None:
+    store = PrefixStore(20)
+    assert keep(store, A)
+    assert keep(store, Segment((9, 9)))
+    assert found(store, A) == 1
+    assert keep(store, Segment((8, 8)))
+    assert found(store, Segment((9, 9))) == 0
+    assert found(store, A) == 1
     assert store.evictions == 1
 
 
-def test_what_is_about_to_be_copied_or_pinned_is_not_evicted() -> None:
-    store = PrefixStore([5])
-    home = store.claim((A,))
-    assert store.claim((A, B), keep=(A,)) is None
-    store.pin((A,))
-    assert store.claim((B,)) is None
+def test_of_two_of_one_size_the_one_that_saves_more_stays() -> None:
+    """A recurrent model's state has one size, whatever it took to get there."""
+    store = PrefixStore(20)
+    long, short, new = (Segment(tuple(range(n, n + count))) for n, count in ((100, 90), (300, 2), (500, 5)))
+    assert keep(store, long)
+    assert keep(store, short)
+    assert keep(store, new)
+    assert found(store, long) == 1
+    assert found(store, short) == 0
+
+
+def test_an_old_treasure_leaves_in_the_end() -> None:
+    store = PrefixStore(20)
+    assert keep(store, Segment(tuple(range(100, 130))))
+    for n in range(200, 260):
+        assert keep(store, Segment((n, n)))
+    assert found(store, Segment(tuple(range(100, 130)))) == 0
+
+
+def test_what_is_pinned_stays_and_counts() -> None:
+    store = PrefixStore(20)
+    assert keep(store, A, pin=True)
+    assert keep(store, B)
+    assert keep(store, C)
+    assert found(store, A) == 1
+    assert not keep(store, Segment((9,)), size=11)
     store.unpin((A,))
-    assert home is not None
-    assert store.claim((B,)) == (home[0], True)
+    assert keep(store, Segment((9,)), size=20)
+    assert found(store, A) == 0
 
 
-def test_forgetting_frees_the_sequence() -> None:
-    store = PrefixStore([5])
-    store.claim((A,))
-    assert store.forget((A,)) == 5
-    assert store.forget((A,)) is None
-    assert store.claim((B,)) == (5, False)
+def test_a_callers_text_serves_that_caller_only() -> None:
+    store = PrefixStore(100)
+    assert keep(store, A)
+    assert keep(store, A, SECRET, caller="ann")
+    assert found(store, A, SECRET, caller="ann") == 2
+    assert found(store, A, SECRET, caller="bob") == 1
+    assert found(store, A, SECRET) == 1
+    assert store.missing((A, SECRET), caller="bob") == 2
+    assert found(store, A, caller="bob") == 1
 
 
+def test_a_kept_text_is_found_by_its_tokens() -> None:
+    store = PrefixStore(100)
+    keep(store, Segment((1, 2, 3), private=True), caller="ann")
+    keep(store, Segment((1, 2, 3, 4, 5), private=True), caller="ann")
+    keep(store, Segment((1, 2, 3, 4, 5, 6)), caller="")
+    hit = store.longest_text((1, 2, 3, 4, 5, 6, 7), caller="ann")
+    assert hit is not None
+    assert hit[0] == 5
+    shorter = store.longest_text((1, 2, 3, 4), caller="ann")
+    assert shorter is not None
+    assert shorter[0] == 3
+    assert store.longest_text((1, 2), caller="ann") is None
+    assert store.longest_text((1, 2, 3, 4, 5, 6, 7), caller="bob") is None
+
+
+CHAINS = st.lists(st.sampled_from([A, B, C, SECRET]), min_size=1, max_size=3).map(tuple)
 STEP = st.tuples(
-    st.sampled_from(["claim", "forget", "pin", "unpin", "longest"]), st.sampled_from([(A,), (B,), (C,), (A, B)])
+    st.sampled_from(["keep", "pin", "unpin", "longest"]), CHAINS, st.integers(1, 40), st.sampled_from(["", "ann"])
 )
 
 
-@given(st.lists(STEP, max_size=60), st.integers(1, 3))
-def test_a_sequence_belongs_to_one_chain_at_a_time(steps: list[tuple[str, Chain]], sequences: int) -> None:
-    store, owner = PrefixStore(range(sequences)), dict[Chain, int]()
-    pins: dict[Chain, int] = {}
-    for what, chain in steps:
-        if what == "claim" and chain not in owner:
-            claimed = store.claim(chain)
-            if claimed is None:
-                assert all(pins.get(c) for c in owner)
-                assert len(owner) == sequences
-                continue
-            victims = [c for c, sequence in owner.items() if sequence == claimed[0]]
-            assert bool(victims) == claimed[1]
-            for victim in victims:
-                assert not pins.get(victim)
-                del owner[victim]
-            owner[chain] = claimed[0]
-        elif what == "forget":
-            assert store.forget(chain) == owner.pop(chain, None)
-            pins.pop(chain, None)
-        elif what == "pin" and chain in owner:
-            store.pin(chain)
-            pins[chain] = pins.get(chain, 0) + 1
-        elif what == "unpin" and pins.get(chain):
+@given(st.lists(STEP, max_size=60), st.integers(0, 100))
+def test_it_never_holds_more_than_it_may(steps: list[tuple[str, Chain, int, str]], capacity: int) -> None:
+    store = PrefixStore(capacity)
+    for what, chain, size, caller in steps:
+        if what == "longest":
+            store.longest(chain, caller=caller)
+        elif what == "unpin":
             store.unpin(chain)
-            pins[chain] -= 1
-        elif what == "longest":
-            kept = [chain[:n] for n in range(len(chain), 0, -1) if chain[:n] in owner]
-            assert store.longest(chain) == ((kept[0], owner[kept[0]]) if kept else None)
-        assert len(store) == len(owner)
-        assert len(set(owner.values())) == len(owner)
+        else:
+            pin = what == "pin" and not any(segment.private for segment in chain)
+            before = store.missing(chain, caller=caller)
+            kept = store.keep(chain, snapshot(size), caller=caller, saves=length(chain), pin=pin)
+            assert not kept or store.missing(chain, caller=caller) == 0
+            assert kept or store.missing(chain, caller=caller) <= before
+        assert 0 <= store.bytes <= capacity
+        assert store.bytes == sum(len(kept.snapshot) for kept in store._kept.values())

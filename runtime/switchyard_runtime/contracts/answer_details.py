@@ -80,6 +80,7 @@ def extensions(answer: Answer) -> dict[str, Any]:
         "x_prompt_sha256": answer.prompt_sha256,
         "x_prompt_version": answer.prompt_version,
         "x_readout": answer.readout,
+        "x_cached": answer.cached,
         "x_probability_status": answer.probability_status,
         "x_timing": timing(answer.timing),
     }

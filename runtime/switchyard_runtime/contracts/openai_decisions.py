@@ -22,7 +22,7 @@ What the model reads:
 Caching: ``prompt_cache_breakpoint`` and ``prompt_cache_options`` (``mode`` implicit, ``ttl``) are accepted as hints.
 They change no answer; the server keeps the prefixes that its memory allows, at boundaries of its own, and
 ``usage`` says what was reused. What could not be kept as a promise is refused: ``prompt_cache_key`` (prefixes are
-shared, not partitioned) and the mode ``explicit`` (implicit reuse cannot be switched off by a request).
+partitioned by caller, not by key) and the mode ``explicit`` (implicit reuse cannot be switched off by a request).
 ``safety_identifier`` asks for nothing; it is accepted, not stored and not shown to the model.
 """
 
@@ -57,6 +57,7 @@ from switchyard_runtime.contracts.answer_details import (
 from switchyard_runtime.contracts.limits import Limits
 from switchyard_runtime.contracts.text import labelled, render
 from switchyard_runtime.contracts.validation import (
+    LAYOUT,
     Checking,
     NonEmpty,
     Path,
@@ -69,7 +70,7 @@ from switchyard_runtime.contracts.validation import (
     sized,
     unsupported,
 )
-from switchyard_runtime.decision import Answer, DecisionRequest, Option, Question
+from switchyard_runtime.decision import Answer, DecisionRequest, Layout, Option, Question
 from switchyard_runtime.errors import Problem, openai_error
 
 NAME = "openai_decisions"
@@ -340,7 +341,7 @@ def _no_explicit_mode(mode: Any) -> Any:
 def _no_cache_key(key: Any) -> None:
     if key is not None:
         raise unsupported(
-            "prompt_cache_key is not supported: the server does not partition the prefixes it keeps; remove the field"
+            "prompt_cache_key is not supported: kept prefixes are partitioned by caller, not by key; remove the field"
         )
 
 
@@ -375,6 +376,7 @@ class Request(Strict):
     prompt_cache_key: Annotated[None, BeforeValidator(_no_cache_key), WithJsonSchema({"type": "null"})] = None
     prompt_cache_options: CacheOptions | None = None
     safety_identifier: Annotated[StrictStr, StringConstraints(max_length=64)] | None = None
+    x_layout: Layout | None = LAYOUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,6 +403,7 @@ def decode(body: Any, *, limits: Limits) -> Decoded:
         request=DecisionRequest(
             state=parsed.input if isinstance(parsed.input, str) else "\n".join(map(_block, parsed.input)),
             questions=tuple(_question(question) for question in parsed.questions),
+            layout=parsed.x_layout,
         ),
         questions=tuple(parsed.questions),
     )

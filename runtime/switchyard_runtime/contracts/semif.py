@@ -18,6 +18,7 @@ from switchyard_runtime.contracts.answer_details import ModelIdentity, argmax, t
 from switchyard_runtime.contracts.limits import Limits
 from switchyard_runtime.contracts.text import labelled, render
 from switchyard_runtime.contracts.validation import (
+    LAYOUT,
     Checking,
     FilledContent,
     NonEmpty,
@@ -28,7 +29,7 @@ from switchyard_runtime.contracts.validation import (
     refuse_repeated,
     sized,
 )
-from switchyard_runtime.decision import Answer, DecisionRequest, Option, Question
+from switchyard_runtime.decision import Answer, DecisionRequest, Layout, Option, Question
 from switchyard_runtime.errors import Problem, semif_error
 
 NAME = "semif"
@@ -69,6 +70,7 @@ class Single(Strict):
     """One decision."""
 
     decision: DecisionModel
+    layout: Layout | None = LAYOUT
 
 
 class Several(Strict):
@@ -80,6 +82,7 @@ class Several(Strict):
         AfterValidator(_unique_decisions),
         sized(list, "decision", low=1, high=lambda limits: limits.max_questions, setting="max_questions"),
     ]
+    layout: Layout | None = LAYOUT
 
 
 class Request(RootModel[Single | Several]):
@@ -108,16 +111,16 @@ def decode(body: Any, *, limits: Limits) -> Decoded:
         raise invalid((), f"exactly one of 'decision' and 'decisions' is needed; {found} present")
     _refuse_registered(body, limits)
     try:
-        if "decision" in body:
-            decisions = [Single.model_validate(body, context=Checking(limits)).decision]
-        else:
-            decisions = Several.model_validate(body, context=Checking(limits)).decisions
+        parsed = (Single if "decision" in body else Several).model_validate(body, context=Checking(limits))
     except ValidationError as error:
         raise from_pydantic(error) from None
+    decisions = [parsed.decision] if isinstance(parsed, Single) else parsed.decisions
     _refuse_different_states(decisions)
     return Decoded(
         request=DecisionRequest(
-            state=render(decisions[0].state), questions=tuple(_question(decision) for decision in decisions)
+            state=render(decisions[0].state),
+            questions=tuple(_question(decision) for decision in decisions),
+            layout=parsed.layout,
         ),
         ids=tuple(decision.id for decision in decisions),
         single="decision" in body,
@@ -199,6 +202,7 @@ def _result(decision_id: str, question: Question, answer: Answer, identity: Mode
         "prompt_version": answer.prompt_version,
         "model": identity.summary(),
         "readout": answer.readout,
+        "cached": answer.cached,
         "probability_status": answer.probability_status,
         "timing": timing(answer.timing),
     }

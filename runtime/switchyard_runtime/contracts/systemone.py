@@ -24,6 +24,7 @@ from switchyard_runtime.contracts.answer_details import (
 from switchyard_runtime.contracts.limits import Limits
 from switchyard_runtime.contracts.text import labelled, render
 from switchyard_runtime.contracts.validation import (
+    LAYOUT,
     Checking,
     Content,
     Lenient,
@@ -35,7 +36,7 @@ from switchyard_runtime.contracts.validation import (
     sized,
     unsupported,
 )
-from switchyard_runtime.decision import Answer, DecisionRequest, Option, Question
+from switchyard_runtime.decision import Answer, DecisionRequest, Layout, Option, Question
 from switchyard_runtime.errors import Problem, systemone_error
 
 NAME = "systemone"
@@ -124,6 +125,7 @@ class Request(Lenient):
         BeforeValidator(_named_questions),
         sized(dict, "question", low=1, high=lambda limits: limits.max_questions, setting="max_questions"),
     ]
+    x_layout: Layout | None = LAYOUT
     assets: Annotated[None, BeforeValidator(_no_assets), WithJsonSchema({"type": "null"})] = Field(
         None, description="Media cannot be read here."
     )
@@ -153,7 +155,9 @@ def decode(body: Any, *, limits: Limits) -> Decoded:
     questions = parsed.questions
     return Decoded(
         request=DecisionRequest(
-            state=render(parsed.state), questions=tuple(_question(question) for question in questions.values())
+            state=render(parsed.state),
+            questions=tuple(_question(question) for question in questions.values()),
+            layout=parsed.x_layout,
         ),
         ids=tuple(questions),
         types=tuple(question.type for question in questions.values()),

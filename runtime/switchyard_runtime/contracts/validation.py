@@ -18,6 +18,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     PlainValidator,
     StrictStr,
     StringConstraints,
@@ -236,6 +237,13 @@ class Lenient(Strict):
 
     model_config = ConfigDict(extra="ignore")
 
+
+LAYOUT: Any = Field(
+    None,
+    description="What comes first in the prompt: options-first, state-first, or auto, which decides by the length of "
+    "the state. The server's setting unless given.",
+)
+"""A request's choice of the prompt's layout, the same in every decision contract."""
 
 NonEmpty = Annotated[StrictStr, StringConstraints(min_length=1)]
 """A string of at least one character."""

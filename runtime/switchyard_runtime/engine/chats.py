@@ -6,26 +6,34 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from switchyard_runtime.engine.interface import Logits
+from switchyard_runtime.engine.interface import Logits, Segment
 from switchyard_runtime.engine.llama import Context, LlamaError, Run
 from switchyard_runtime.engine.meter import Meter
-from switchyard_runtime.engine.prefixes import Chain, PrefixStore
+from switchyard_runtime.engine.prefixes import PrefixStore
 from switchyard_runtime.engine.work import Choice, Generation, Prefill
 from switchyard_runtime.errors import Kind, Problem
+
+KEPT_TOKENS = 32
+"""A shorter prompt is evaluated again faster than it is worth keeping."""
+DECISIONS_ABOUT_S = 5.0
+"""For how long after a decision the chats expect another one."""
+SHORTEST_CHUNK = 16
 
 
 class ChatScheduler:
     """Generations that have left the queue; used on the engine's thread only.
 
-    A generation with several choices has its prompt evaluated once, in a prefix sequence that the choices copy.
+    A generation with several choices has its prompt evaluated once; the other choices go on from a snapshot of it. A
+    chat's next turn goes on from a snapshot of the last one.
 
     Args:
-        context: The context; this object uses ``sequences`` and what it claims from ``prefixes``.
-        prefixes: Where the prompts of several choices are held.
+        context: The context; this object uses ``sequences``.
+        prefixes: Where prompts and turns are kept.
         meter: Counts every decode.
         sequences: One for each choice that may run at the same time.
-        chunk_tokens: Tokens of a prompt in one decode.
-        sharing: Whole-sequence copies work on this model.
+        chunk_tokens: Most tokens of a prompt in one decode.
+        sharing: Snapshots work on this model.
+        reuse: Keep prompts and turns between requests, for the same caller.
         settled: Told how many tokens of waiting work were done or given up.
     """
 
@@ -38,6 +46,7 @@ class ChatScheduler:
         sequences: Sequence[int],
         chunk_tokens: int,
         sharing: bool,
+        reuse: bool,
         settled: Callable[[int], None],
     ) -> None:
         self._context = context
@@ -47,10 +56,12 @@ class ChatScheduler:
         self._free = list(reversed(sequences))
         self._chunk = min(chunk_tokens, context.shape.batch_tokens - len(sequences))
         self._sharing = sharing
+        self._reuse = sharing and reuse
         self._settled = settled
         self._starting: deque[Generation] = deque()
         self._prefills: deque[Prefill] = deque()
         self._generating: list[Choice] = []
+        self._rate = 0.0
 
     @property
     def active(self) -> int:
@@ -89,13 +100,17 @@ class ChatScheduler:
         prefill = self._prefills[0] if self._prefills else None
         if prefill:
             runs.append(self._next_chunk(prefill))
+        began = time.monotonic()
         with self._meter.decoding(sum(len(run.tokens) for run in runs)):
             rows = self._context.decode(runs)
+        taken = time.monotonic() - began
+        self._meter.chatted(taken)
         self._meter.counters.generated_tokens += len(choices)
         for choice, row in zip(choices, rows, strict=False):
-            choice.position += 1
+            choice.advanced()
             self._advance(choice, row)
         if prefill:
+            self._rate = len(runs[-1].tokens) / taken if taken > 0 else 0.0
             self._chunk_done(prefill, runs[-1], rows)
 
     def abandon(self, generation: Generation) -> None:
@@ -106,17 +121,16 @@ class ChatScheduler:
             self._starting.remove(generation)
         for prefill in [p for p in self._prefills if p.generation is generation]:
             self._prefills.remove(prefill)
-            if prefill.choice:
-                self._release(prefill.choice)
+            self._release(prefill.choice)
         for choice in [c for c in self._generating if c.generation is generation]:
             self._generating.remove(choice)
             self._release(choice)
-        self._release_base(generation)
+        generation.base = generation.first_logits = None
 
     def close(self) -> Iterable[Generation]:
         """Free the samplers at the end; returns what was still running."""
         left = self.generations()
-        for choice in [*self._generating, *(p.choice for p in self._prefills if p.choice)]:
+        for choice in [*self._generating, *(p.choice for p in self._prefills)]:
             choice.close()
         self._starting.clear()
         self._prefills.clear()
@@ -125,24 +139,36 @@ class ChatScheduler:
 
     def _next_chunk(self, prefill: Prefill) -> Run:
         prompt = prefill.generation.job.prompt
-        chunk = prompt[prefill.position : prefill.position + self._chunk]
-        return Run(chunk, prefill.sequence, prefill.position, prefill.position + len(chunk) == len(prompt))
+        chunk = prompt[prefill.position : prefill.position + self._chunk_tokens()]
+        last = prefill.position + len(chunk) == len(prompt)
+        return Run(chunk, prefill.choice.sequence, prefill.position, last)
+
+    def _chunk_tokens(self) -> int:
+        """While decisions come, a chunk takes about as long as one of them, so that none waits much longer."""
+        meter = self._meter
+        if not (meter.decision_s and self._rate) or time.monotonic() - meter.decided_at > DECISIONS_ABOUT_S:
+            return self._chunk
+        return min(self._chunk, max(SHORTEST_CHUNK, int(self._rate * meter.decision_s)))
 
     def _chunk_done(self, prefill: Prefill, run: Run, rows: Sequence[Logits]) -> None:
         generation = prefill.generation
         prefill.position += len(run.tokens)
         generation.evaluated += len(run.tokens)
-        settled = min(len(run.tokens), generation.pending)
-        generation.pending -= settled
-        self._settled(settled)
+        self._settle(generation, len(run.tokens))
         if not run.output:
             return
         self._prefills.popleft()
         generation.prefilled = time.monotonic()
-        if prefill.choice is None:
+        self._keep(generation, generation.job.prompt, run.sequence)
+        if generation.unstarted and self._sharing:
+            generation.base = self._context.save(run.sequence)
             generation.first_logits = rows[-1]
-        else:
-            self._advance(prefill.choice, rows[-1])
+        self._advance(prefill.choice, rows[-1])
+
+    def _settle(self, generation: Generation, tokens: int) -> None:
+        settled = min(tokens, generation.pending)
+        generation.pending -= settled
+        self._settled(settled)
 
     def _start_choices(self) -> None:
         """Give free sequences to choices that wait, first come first served."""
@@ -150,11 +176,10 @@ class ChatScheduler:
             pass
 
     def _start_choice(self, generation: Generation) -> bool:
-        """Start the next choice of ``generation``; False if it must wait for its shared prompt."""
+        """Start the next choice of ``generation``; False if it must wait until the first one has the prompt."""
         job = generation.job
-        if job.n > 1 and self._sharing and generation.unstarted == job.n and generation.base is None:
-            self._begin_base(generation)
-        if generation.base is not None and generation.first_logits is None:
+        first = generation.unstarted == job.n
+        if not first and self._sharing and generation.base is None:
             return False
         try:
             choice = Choice(generation, job.n - generation.unstarted, self._free[-1], self._vocabulary)
@@ -166,26 +191,39 @@ class ChatScheduler:
         generation.unstarted -= 1
         if not generation.unstarted:
             self._starting.remove(generation)
-        if generation.base is None or generation.first_logits is None:
-            self._prefills.append(Prefill(generation, choice.sequence, choice))
+        base, logits = generation.base, generation.first_logits
+        if base is None or logits is None:
+            self._prefills.append(Prefill(choice, self._begin(choice) if first else 0))
             return True
-        self._context.copy(generation.base, choice.sequence)
-        logits = generation.first_logits
+        self._context.restore(base, choice.sequence)
         if not generation.unstarted:
-            self._release_base(generation)
+            generation.base = generation.first_logits = None
         self._advance(choice, logits)
         return True
 
-    def _begin_base(self, generation: Generation) -> None:
-        """Have the prompt evaluated in a kept sequence; without a free one, each choice evaluates it by itself."""
-        claimed = self._prefixes.claim(_base_chain(generation))
-        if claimed is None:
+    def _begin(self, choice: Choice) -> int:
+        """Go on from what was kept of the chat's earlier turns; the tokens of it. One is left to be evaluated."""
+        if not self._reuse:
+            return 0
+        generation = choice.generation
+        found = self._prefixes.longest_text(generation.job.prompt[:-1], caller=generation.job.caller)
+        if found is None:
+            return 0
+        tokens, snapshot = found
+        self._context.restore(snapshot, choice.sequence)
+        generation.reused = tokens
+        self._meter.counters.reused_tokens += tokens
+        self._settle(generation, tokens)
+        return tokens
+
+    def _keep(self, generation: Generation, tokens: Sequence[int], sequence: int) -> None:
+        """Keep what ``sequence`` holds, for the chat's next turn."""
+        if not self._reuse or len(tokens) < KEPT_TOKENS:
             return
-        generation.base, dirty = claimed
-        self._prefixes.pin(_base_chain(generation))
-        if dirty:
-            self._context.clear(generation.base)
-        self._prefills.append(Prefill(generation, generation.base, None))
+        chain = (Segment(tuple(tokens), private=True),)
+        caller = generation.job.caller
+        if self._prefixes.missing(chain, caller=caller):
+            self._prefixes.keep(chain, self._context.save(sequence), caller=caller, saves=len(tokens))
 
     def _advance(self, choice: Choice, logits: Logits) -> None:
         """Choose a token; on the last one, free the choice and perhaps end the generation."""
@@ -195,8 +233,10 @@ class ChatScheduler:
             return
         if choice in self._generating:
             self._generating.remove(choice)
-        self._release(choice)
         generation = choice.generation
+        if generation.job.n == 1 and choice.evaluated:
+            self._keep(generation, [*generation.job.prompt, *choice.evaluated], choice.sequence)
+        self._release(choice)
         generation.unfinished -= 1
         if not generation.unfinished:
             generation.done()
@@ -205,17 +245,3 @@ class ChatScheduler:
         choice.close()
         self._context.clear(choice.sequence)
         self._free.append(choice.sequence)
-
-    def _release_base(self, generation: Generation) -> None:
-        if generation.base is None:
-            return
-        generation.base = generation.first_logits = None
-        chain = _base_chain(generation)
-        self._prefixes.unpin(chain)
-        if (sequence := self._prefixes.forget(chain)) is not None:
-            self._context.clear(sequence)
-
-
-def _base_chain(generation: Generation) -> Chain:
-    """The key of a prompt that several choices continue; unlike any decision's, and any other generation's."""
-    return ((-1, id(generation)), generation.job.prompt)

@@ -9,11 +9,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from switchyard_runtime.engine.chats import ChatScheduler
+from switchyard_runtime.engine.fair_queue import FairQueue
 from switchyard_runtime.engine.interface import (
     Counters,
     EmbeddingJob,
@@ -25,12 +27,14 @@ from switchyard_runtime.engine.interface import (
     Piece,
     Score,
     ScoreJob,
+    ScorePrompt,
+    Segment,
 )
 from switchyard_runtime.engine.llama import Context, ContextShape, LlamaError, json_grammar
 from switchyard_runtime.engine.meter import Meter
-from switchyard_runtime.engine.prefixes import PrefixStore, length
-from switchyard_runtime.engine.scorer import Scorer
-from switchyard_runtime.engine.work import CallerLeftError, Generation, Ticket
+from switchyard_runtime.engine.prefixes import PrefixStore
+from switchyard_runtime.engine.scorer import Scorer, ScoreRun
+from switchyard_runtime.engine.work import CallerLeftError, Generation, Ticket, Waiter
 from switchyard_runtime.errors import Kind, Problem, over_budget
 
 log = logging.getLogger(__name__)
@@ -38,8 +42,11 @@ log = logging.getLogger(__name__)
 SCRATCH = 0
 SELF_TEST_TOKENS = 96
 SELF_TEST_TAIL = 8
-ScoreTicket = Ticket[ScoreJob, list[Score]]
+ScoreTicket = Ticket[ScoreRun, list[Score]]
 EmbeddingTicket = Ticket[EmbeddingJob, list[Logits]]
+WarmTicket = Ticket[tuple[Segment, ...], None]
+AnyTicket = ScoreTicket | EmbeddingTicket | WarmTicket
+Duplicate = tuple[str, tuple[ScorePrompt, ...]]
 
 
 class LlamaEngine:
@@ -49,8 +56,10 @@ class LlamaEngine:
         context: Model and context; owned from now on.
         identity: What answers say about this engine.
         chats: Choices generated at the same time; sequences 1 to ``chats``.
-        chat_chunk_tokens: Tokens of a chat's prompt in one decode; what a decision waits for at most.
-        reuse_prefixes: Keep prefixes between requests.
+        chat_chunk_tokens: Most tokens of a chat's prompt in one decode; what a decision waits for at most.
+        reuse_prefixes: Keep evaluated prefixes between requests.
+        reuse_states: Keep those that hold callers' text too, each for the same caller.
+        prefix_cache_bytes: Most bytes of kept prefixes.
         queue_limit: Requests that may wait.
         decode_timeout_s: A decode longer than this is reported by ``health``.
     """
@@ -63,6 +72,8 @@ class LlamaEngine:
         chats: int,
         chat_chunk_tokens: int,
         reuse_prefixes: bool,
+        reuse_states: bool,
+        prefix_cache_bytes: int,
         queue_limit: int,
         decode_timeout_s: float,
     ) -> None:
@@ -73,10 +84,16 @@ class LlamaEngine:
         self._decode_timeout = decode_timeout_s
         self._allowed = identity.model.context_tokens
         self._meter = Meter()
-        self._prefixes = PrefixStore(range(chats + 1, context.shape.sequences))
+        self._prefixes = PrefixStore(prefix_cache_bytes)
         sharing = identity.probe.prefix_sharing
         self._scorer = Scorer(
-            context, self._prefixes, self._meter, scratch=SCRATCH, sharing=sharing, reuse=reuse_prefixes
+            context,
+            self._prefixes,
+            self._meter,
+            scratch=SCRATCH,
+            sharing=sharing,
+            reuse=reuse_prefixes,
+            reuse_private=reuse_states,
         )
         self._chats = ChatScheduler(
             context,
@@ -85,14 +102,17 @@ class LlamaEngine:
             sequences=range(1, chats + 1),
             chunk_tokens=chat_chunk_tokens,
             sharing=sharing,
+            reuse=reuse_prefixes and reuse_states,
             settled=self._settle,
         )
         self._embedder: Context | None = None
 
         self._wake = threading.Condition()
-        self._short: deque[ScoreTicket | EmbeddingTicket] = deque()
+        self._short: FairQueue[AnyTicket] = FairQueue()
+        self._duplicates: dict[Duplicate, ScoreTicket] = {}
         self._waiting: deque[Generation] = deque()
         self._pending_tokens = 0
+        self._pending_steps = 0
         self._ready = False
         self._draining = False
         self._stop_at: float | None = None
@@ -130,6 +150,8 @@ class LlamaEngine:
         counters.queue_depth = len(self._short) + len(self._waiting)
         counters.active_generations = self._chats.active
         counters.prefix_evictions = self._prefixes.evictions
+        counters.prefix_bytes = self._prefixes.bytes
+        counters.prefixes = len(self._prefixes)
         return counters
 
     def health(self) -> Health:
@@ -167,15 +189,39 @@ class LlamaEngine:
 
     def submit_score(self, job: ScoreJob) -> Future[list[Score]]:
         """See ``interface.Engine``."""
-        shared = length(job.shared)
-        if not job.tails or not all(job.tails) or not all(job.shared):
-            raise ValueError("a score job needs at least one tail, and no empty segment")
-        for tail in job.tails:
-            if shared + len(tail) > self._allowed:
-                raise over_budget(counted=shared + len(tail), allowed=self._allowed)
-        ticket: ScoreTicket = Ticket(job, shared + sum(map(len, job.tails)), job.deadline)
-        self._admit_short(ticket)
-        return ticket.future
+        if not job.prompts or not all(p.tail and all(segment.tokens for segment in p.shared) for p in job.prompts):
+            raise ValueError("a score job needs at least one prompt, a tail in each, and no empty segment")
+        for prompt in job.prompts:
+            if len(prompt) > self._allowed:
+                raise over_budget(counted=len(prompt), allowed=self._allowed)
+        waiter: Waiter[list[Score]] = Waiter(job.deadline)
+        duplicate = job.caller, job.prompts
+        with self._wake:
+            if (running := self._duplicates.get(duplicate)) is not None and not self._draining:
+                running.waiters.append(waiter)
+                self._meter.counters.joined += 1
+                return waiter.future
+            run = ScoreRun(job)
+            ticket: ScoreTicket = Ticket(run, job.caller, self._expected(job), len(job.prompts), [waiter])
+            self._admit(ticket, deadline=job.deadline)
+            self._duplicates[duplicate] = ticket
+        return waiter.future
+
+    def _expected(self, job: ScoreJob) -> int:
+        """Tokens that will have to be evaluated, as far as can be told now."""
+        new: dict[tuple[Segment, ...], int] = {}
+        for prompt in job.prompts:
+            new[prompt.shared] = self._scorer.missing(prompt.shared, caller=job.caller)
+        return sum(new.values()) + sum(len(prompt.tail) for prompt in job.prompts)
+
+    def keep_warm(self, shared: tuple[Segment, ...]) -> Future[None]:
+        """See ``interface.Engine``."""
+        if any(segment.private for segment in shared):
+            raise ValueError("a caller's text is never kept for good")
+        waiter: Waiter[None] = Waiter(math.inf)
+        with self._wake:
+            self._admit(Ticket(shared, "", sum(len(s.tokens) for s in shared), 1, [waiter]), deadline=math.inf)
+        return waiter.future
 
     def submit_embedding(self, job: EmbeddingJob) -> Future[list[Logits]]:
         """See ``interface.Engine``."""
@@ -186,9 +232,11 @@ class LlamaEngine:
         for tokens in job.inputs:
             if len(tokens) > self._allowed:
                 raise over_budget(counted=len(tokens), allowed=self._allowed, what="An input", param="input")
-        ticket: EmbeddingTicket = Ticket(job, sum(map(len, job.inputs)), job.deadline)
-        self._admit_short(ticket)
-        return ticket.future
+        waiter: Waiter[list[Logits]] = Waiter(job.deadline)
+        total = sum(map(len, job.inputs))
+        with self._wake:
+            self._admit(Ticket(job, "", total, len(job.inputs), [waiter]), deadline=job.deadline)
+        return waiter.future
 
     def submit_generation(self, job: GenerationJob, on_event: Callable[[Event], None]) -> Callable[[], None]:
         """See ``interface.Engine``."""
@@ -232,12 +280,18 @@ class LlamaEngine:
 
     # --- admission ---------------------------------------------------------------------------------------------------
 
-    def _admit_short(self, ticket: ScoreTicket | EmbeddingTicket) -> None:
-        with self._wake:
-            self._check_open(ticket.tokens, ticket.deadline)
-            self._pending_tokens += ticket.tokens
-            self._short.append(ticket)
-            self._wake.notify_all()
+    def _admit(self, ticket: AnyTicket, *, deadline: float) -> None:
+        """Queue a ticket, or refuse it. Called with the lock."""
+        self._check_open(ticket.tokens, deadline)
+        self._pending_tokens += ticket.tokens
+        self._pending_steps += ticket.steps
+        self._short.push(ticket, caller=ticket.caller)
+        self._wake.notify_all()
+
+    def _seconds_ahead(self) -> float:
+        """How long what is waiting and running takes, with the chats' decodes between."""
+        beside = 0.0 if self._chats.idle else self._pending_steps * self._meter.chat_step_s
+        return self._meter.seconds(self._pending_tokens) + beside
 
     def _check_open(self, tokens: int, deadline: float) -> None:
         """Refuse what cannot be answered in time, before any work is done."""
@@ -250,7 +304,7 @@ class LlamaEngine:
         if not self._ready:
             raise self._refusal(Kind.NOT_READY, "the model is still loading; try again shortly", 1000)
         waiting = len(self._short) + len(self._waiting)
-        ahead = self._meter.seconds(self._pending_tokens)
+        ahead = self._seconds_ahead()
         if waiting >= self._queue_limit:
             raise self._refusal(
                 Kind.BUSY,
@@ -311,13 +365,13 @@ class LlamaEngine:
         self._chats.step()
         return True
 
-    def _next_ticket(self) -> ScoreTicket | EmbeddingTicket | object | None:
+    def _next_ticket(self) -> AnyTicket | object | None:
         with self._wake:
             while True:
                 if self._stop_at is not None and (self._idle() or time.monotonic() >= self._stop_at):
                     return _END
                 if self._short:
-                    return self._short.popleft()
+                    return self._short.pop()
                 if not self._idle():
                     return None
                 self._wake.wait(0.5)
@@ -325,48 +379,101 @@ class LlamaEngine:
     def _idle(self) -> bool:
         return not (self._short or self._waiting) and self._chats.idle
 
-    def _work(self, ticket: ScoreTicket | EmbeddingTicket) -> None:
-        counters = self._meter.counters
+    def _work(self, ticket: AnyTicket) -> None:
+        """One question of a score job, or a whole other job; a job with questions left goes back into its line."""
+        over = True
         try:
             self._still_wanted(ticket)
-            if isinstance(ticket.job, ScoreJob):
-                ticket.resolve(self._score(ticket, ticket.job))
-                counters.decisions += len(ticket.job.tails)
+            ticket.started = ticket.started or time.monotonic()
+            if isinstance(ticket.job, ScoreRun):
+                over = self._score(ticket, ticket.job)
+            elif isinstance(ticket.job, EmbeddingJob):
+                self._resolve(ticket, self._embed(ticket, ticket.job))
+                self._meter.counters.embeddings += len(ticket.job.inputs)
             else:
-                ticket.resolve(self._embed(ticket, ticket.job))
-                counters.embeddings += len(ticket.job.inputs)
-        except CallerLeftError as left:
-            counters.cancelled += 1
-            ticket.fail(left)
-        except Problem as problem:
-            counters.rejected += 1
-            ticket.fail(problem)
+                self._scorer.warm(ticket.job)
+                self._resolve(ticket, None)
+        except CallerLeftError:
+            pass
         except BaseException:
+            self._finish(ticket)  # first, so that nobody joins what has failed
             ticket.fail(Problem(Kind.ENGINE_FAILED, "the engine failed while working on this request"))
             raise
         finally:
-            self._settle(ticket.tokens)
+            if over:
+                self._finish(ticket)
+
+    def _score(self, ticket: AnyTicket, run: ScoreRun) -> bool:
+        """Score the next question of ``run``; whether it was the last one."""
+        queue_ms = (ticket.started - ticket.waiters[0].submitted) * 1000
+        self._scorer.next(run, queue_ms=queue_ms, wanted=lambda: self._still_wanted(ticket))
+        self._meter.counters.decisions += 1
+        with self._wake:
+            if not run.done:
+                left = len(run.job.prompts) - len(run.scores)
+                self._progress(ticket, tokens=ticket.tokens * left // (left + 1), steps=left)
+                self._short.push_back(ticket, caller=ticket.caller)
+                return False
+            self._duplicates.pop((run.job.caller, run.job.prompts), None)
+        self._resolve(ticket, run.scores)
+        return True
+
+    def _resolve(self, ticket: Ticket[Any, Any], result: Any) -> None:
+        """Hand out a result. Whoever joined later is told that nothing was evaluated for them."""
+        for index, waiter in enumerate(ticket.waiters):
+            waiter.resolve(_joined(result, ticket, waiter) if index and isinstance(ticket.job, ScoreRun) else result)
+
+    def _finish(self, ticket: AnyTicket) -> None:
+        with self._wake:
+            self._progress(ticket, tokens=0, steps=0)
+            if isinstance(ticket.job, ScoreRun):
+                key = ticket.job.job.caller, ticket.job.job.prompts
+                if self._duplicates.get(key) is ticket:
+                    del self._duplicates[key]
+
+    def _progress(self, ticket: AnyTicket, *, tokens: int, steps: int) -> None:
+        """Note what is left of a ticket. Called with the lock."""
+        self._pending_tokens -= ticket.tokens - tokens
+        self._pending_steps -= ticket.steps - steps
+        ticket.tokens, ticket.steps = tokens, steps
 
     def _settle(self, tokens: int) -> None:
         """Take evaluated or abandoned tokens off the work ahead."""
         with self._wake:
             self._pending_tokens -= tokens
 
-    def _still_wanted(self, ticket: ScoreTicket | EmbeddingTicket) -> None:
-        if ticket.future.cancelled():
-            raise CallerLeftError
-        if (late := time.monotonic() - ticket.deadline) > 0:
-            raise Problem(
-                Kind.DEADLINE,
-                f"the request was not answered within its deadline ({late:.1f} s late); try again later",
-                retry_after_ms=1000,
+    def _still_wanted(self, ticket: AnyTicket) -> None:
+        """Let go of those who left or were waiting too long.
+
+        Raises:
+            CallerLeftError: Nobody is left.
+        """
+        now = time.monotonic()
+        with self._wake:
+            waiters: list[Any] = list(ticket.waiters)
+            gone = [w for w in waiters if w.future.cancelled()]
+            late = [w for w in waiters if w not in gone and now > w.deadline]
+            if not (gone or late):
+                return
+            left = [w for w in waiters if w not in gone and w not in late]
+            if not left and isinstance(ticket.job, ScoreRun):
+                self._duplicates.pop((ticket.job.job.caller, ticket.job.job.prompts), None)
+            ticket.waiters[:] = left
+        self._meter.counters.cancelled += len(gone)
+        self._meter.counters.rejected += len(late)
+        for waiter in late:
+            waiter.fail(
+                Problem(
+                    Kind.DEADLINE,
+                    f"the request was not answered within its deadline ({now - waiter.deadline:.1f} s late); "
+                    "try again later",
+                    retry_after_ms=1000,
+                )
             )
+        if not left:
+            raise CallerLeftError
 
-    def _score(self, ticket: ScoreTicket, job: ScoreJob) -> list[Score]:
-        queue_ms = (time.monotonic() - ticket.submitted) * 1000
-        return self._scorer.score(job, queue_ms=queue_ms, wanted=lambda: self._still_wanted(ticket))
-
-    def _embed(self, ticket: EmbeddingTicket, job: EmbeddingJob) -> list[Logits]:
+    def _embed(self, ticket: AnyTicket, job: EmbeddingJob) -> list[Logits]:
         if self._embedder is None:
             shape = self._context.shape
             self._embedder = Context(
@@ -426,10 +533,13 @@ class LlamaEngine:
         """Score a fixed prompt twice: finite and, where promised, the same to the bit. Measures the rate too."""
         text = "The quick brown fox jumps over the lazy dog. " * 16
         tokens = self._vocabulary.encode([Piece(text)], start=True)[: min(SELF_TEST_TOKENS, self._allowed)]
-        head, tail = tuple(tokens[:-SELF_TEST_TAIL]), tuple(tokens[-SELF_TEST_TAIL:])
-        job = ScoreJob(shared=(head,), tails=(tail, tail), deadline=math.inf)
-        first, second = self._scorer.score(job, queue_ms=0, wanted=lambda: None)
-        self._scorer.drop((head,))
+        head, tail = Segment(tuple(tokens[:-SELF_TEST_TAIL])), tuple(tokens[-SELF_TEST_TAIL:])
+        prompt = ScorePrompt(shared=(head,), tail=tail)
+        run = ScoreRun(ScoreJob(prompts=(prompt, prompt), deadline=math.inf))
+        while not run.done:
+            self._scorer.next(run, queue_ms=0, wanted=lambda: None)
+        self._prefixes.clear()
+        first, second = run.scores
         if not np.isfinite(first.logits).all():
             raise LlamaError("the self-test's logits are not finite: the model file is damaged or not supported")
         if first.logits.min() == first.logits.max():
@@ -437,15 +547,15 @@ class LlamaEngine:
         if self._identity.probe.exact and not np.array_equal(first.logits, second.logits):
             raise LlamaError("the self-test gave two different answers to one prompt")
         self._meter.counters = Counters()
-        self._prefixes.evictions = 0
+        self._meter.decided_at = 0.0
 
     def _fail_all(self, problem: Problem) -> None:
         with self._wake:
             self._draining = True
-            short, waiting = list(self._short), list(self._waiting)
-            self._short.clear()
+            short, waiting = self._short.clear(), list(self._waiting)
             self._waiting.clear()
-            self._pending_tokens = 0
+            self._duplicates.clear()
+            self._pending_tokens = self._pending_steps = 0
         for ticket in short:
             ticket.fail(problem)
         for generation in (*waiting, *self._chats.close()):
@@ -453,3 +563,12 @@ class LlamaEngine:
 
 
 _END = object()
+
+
+def _joined(scores: list[Score], ticket: Ticket[Any, Any], waiter: Waiter[Any]) -> list[Score]:
+    """The scores as one who asked for the same later gets them."""
+    queue_ms = max(0.0, ticket.started - waiter.submitted) * 1000
+    return [
+        replace(score, tokens=replace(score.tokens, evaluated=0, reused=score.tokens.prompt), queue_ms=queue_ms)
+        for score in scores
+    ]

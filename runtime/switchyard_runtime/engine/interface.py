@@ -83,24 +83,54 @@ class EngineIdentity:
     batch_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreJob:
-    """Score prompts that share a beginning; nothing is generated.
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a prompt that is evaluated by itself, with boundaries that depend on nothing else.
 
     Attributes:
-        shared: Segments common to all questions, evaluated in this order, each with fixed boundaries.
-        tails: One per question; the logits after each tail's last token are the result.
-        deadline: ``time.monotonic()`` value after which the answer is worthless.
+        tokens: Token ids; not empty.
+        private: It holds a caller's text, so that it serves no other caller.
     """
 
-    shared: tuple[tuple[int, ...], ...]
-    tails: tuple[tuple[int, ...], ...]
+    tokens: tuple[int, ...]
+    private: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScorePrompt:
+    """One prompt to score.
+
+    Attributes:
+        shared: Segments that other prompts may begin with too, evaluated in this order.
+        tail: Token ids; the logits after the last one are the result.
+    """
+
+    shared: tuple[Segment, ...]
+    tail: tuple[int, ...]
+
+    def __len__(self) -> int:
+        """Tokens."""
+        return sum(len(segment.tokens) for segment in self.shared) + len(self.tail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreJob:
+    """Score prompts; nothing is generated.
+
+    Attributes:
+        prompts: Each is scored alone; what they share is evaluated once.
+        deadline: ``time.monotonic()`` value after which the answer is worthless.
+        caller: Whoever asks, for fairness and for the privacy of what is kept; "" is everyone without a name.
+    """
+
+    prompts: tuple[ScorePrompt, ...]
     deadline: float
+    caller: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Logits over the whole vocabulary, shape ``(vocabulary,)``, after one tail."""
+    """Logits over the whole vocabulary, shape ``(vocabulary,)``, after one prompt."""
 
     logits: Logits
     tokens: TokenCounts
@@ -138,6 +168,7 @@ class GenerationJob:
     sampling: Sampling
     deadline: float
     n: int = 1
+    caller: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,9 +255,12 @@ class Counters:
     embeddings: int = 0
     rejected: int = 0
     cancelled: int = 0
+    joined: int = 0
     prefix_hits: int = 0
     prefix_misses: int = 0
     prefix_evictions: int = 0
+    prefix_bytes: int = 0
+    prefixes: int = 0
     queue_depth: int = 0
     active_generations: int = 0
     busy_seconds: float = 0.0
@@ -270,7 +304,11 @@ class Engine(Protocol):
         ...
 
     def submit_score(self, job: ScoreJob) -> Future[list[Score]]:
-        """One ``Score`` per tail, in order."""
+        """One ``Score`` per prompt, in order."""
+        ...
+
+    def keep_warm(self, shared: tuple[Segment, ...]) -> Future[None]:
+        """Evaluate the beginning of prompts and never give it up."""
         ...
 
     def submit_generation(self, job: GenerationJob, on_event: Callable[[Event], None]) -> Cancel:

@@ -25,6 +25,8 @@ from switchyard_runtime.engine.interface import Logits, Memory, Piece, Pooling
 BINDING = f"llama-cpp-python {L.__version__}"
 POOLING: dict[int, Pooling] = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+CacheType = Literal["f16", "q8_0"]
+CACHE_TYPES: dict[CacheType, int] = {"f16": 1, "q8_0": 8}  # ggml_type
 GGML_LOG_ERROR = 4
 GGML_LOG_CONTINUE = 5
 
@@ -281,6 +283,11 @@ class Model:
         return "swa" if L.llama_model_n_swa(self.pointer) > 0 else "dense"
 
     @property
+    def windowed(self) -> bool:
+        """Whether some layers see the last positions only, so that their cells are used again."""
+        return int(L.llama_model_n_swa(self.pointer)) > 0
+
+    @property
     def generates(self) -> bool:
         """Whether the model has a decoder with next-token logits."""
         return bool(L.llama_model_has_decoder(self.pointer)) and not L.llama_model_has_encoder(self.pointer)
@@ -301,7 +308,23 @@ class ContextShape:
     batch_tokens: int
     threads: int
     flash_attention: Literal["auto", "on", "off"] = "auto"
+    cache_type: CacheType = "f16"
     pooling: Pooling = "none"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """What a sequence held: its used cells, and a recurrent model's state. In this process's memory, not the context's.
+
+    Attributes:
+        data: llama.cpp's own format; only a context of the same shape over the same model may take it.
+    """
+
+    data: ctypes.Array[ctypes.c_uint8]
+
+    def __len__(self) -> int:
+        """Bytes."""
+        return len(self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +357,7 @@ class Context:
         params.n_seq_max = shape.sequences
         params.n_threads = params.n_threads_batch = shape.threads
         params.flash_attn_type = FLASH_ATTENTION[shape.flash_attention]
+        params.type_k = params.type_v = CACHE_TYPES[shape.cache_type]
         params.kv_unified = False
         params.swa_full = False  # cells outside the window are never used again: no sequence is ever cut back
         params.no_perf = True
@@ -425,9 +449,27 @@ class Context:
             raise LlamaError("llama.cpp gave no pooled embedding")
         return np.ctypeslib.as_array(pointer, shape=(self.model.embedding_size,)).copy()
 
-    def copy(self, source: int, target: int) -> None:
-        """Make ``target`` the same as ``source``, whole. ``target`` must be empty."""
-        L.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+    def save(self, sequence: int) -> Snapshot:
+        """What ``sequence`` holds. Its cost grows with the cells in use, not with the size of the context.
+
+        Raises:
+            LlamaError: llama.cpp did not give it.
+        """
+        size = int(L.llama_state_seq_get_size(self.pointer, sequence))
+        data = (ctypes.c_uint8 * size)()
+        if (got := int(L.llama_state_seq_get_data(self.pointer, data, size, sequence))) != size or not size:
+            raise LlamaError(f"llama.cpp saved {got} of {size} bytes of sequence {sequence}: {LOG.why()}")
+        return Snapshot(data)
+
+    def restore(self, snapshot: Snapshot, sequence: int) -> None:
+        """Make ``sequence``, which must be empty, what it was when ``snapshot`` was saved; the same to the bit.
+
+        Raises:
+            LlamaError: llama.cpp did not take it.
+        """
+        size = len(snapshot)
+        if (got := int(L.llama_state_seq_set_data(self.pointer, snapshot.data, size, sequence))) != size:
+            raise LlamaError(f"llama.cpp restored {got} of {size} bytes into sequence {sequence}: {LOG.why()}")
 
     def clear(self, sequence: int) -> None:
         """Empty one sequence, whole: the only removal that every architecture takes."""

@@ -1,4 +1,4 @@
-"""What the engine has done and how fast: counters, the running decode, the measured rate."""
+"""What the engine has done and how fast: counters, the running decode, the measured rates."""
 
 from __future__ import annotations
 
@@ -12,17 +12,28 @@ WEIGHT = 0.2
 MINIMUM_TOKENS = 16
 
 
+def smoothed(average: float, value: float) -> float:
+    """The exponential moving average after one more value; the value itself when it is the first."""
+    return value if not average else (1 - WEIGHT) * average + WEIGHT * value
+
+
 class Meter:
     """Written by the engine's thread; read by any.
 
     Attributes:
         counters: Totals since start.
         rate: Evaluated tokens per second, smoothed over decodes of at least 16 tokens; 0 before the first.
+        decision_s: Seconds that one decision takes in the engine, smoothed; 0 before the first.
+        decided_at: When the last decision was finished, ``time.monotonic()``; 0 before the first.
+        chat_step_s: Seconds that one decode of the chats takes, smoothed; 0 before the first.
     """
 
     def __init__(self) -> None:
         self.counters = Counters()
         self.rate = 0.0
+        self.decision_s = 0.0
+        self.decided_at = 0.0
+        self.chat_step_s = 0.0
         self._started: float | None = None
 
     @contextmanager
@@ -38,8 +49,16 @@ class Meter:
         self.counters.decoded_tokens += tokens
         self.counters.busy_seconds += taken
         if tokens >= MINIMUM_TOKENS and taken > 0:
-            rate = tokens / taken
-            self.rate = rate if not self.rate else (1 - WEIGHT) * self.rate + WEIGHT * rate
+            self.rate = smoothed(self.rate, tokens / taken)
+
+    def served(self, seconds: float) -> None:
+        """Account for one decision that took ``seconds`` in the engine."""
+        self.decision_s = smoothed(self.decision_s, seconds)
+        self.decided_at = time.monotonic()
+
+    def chatted(self, seconds: float) -> None:
+        """Account for one decode of the chats."""
+        self.chat_step_s = smoothed(self.chat_step_s, seconds)
 
     def seconds(self, tokens: int) -> float:
         """How long evaluating ``tokens`` takes at the measured rate; 0 while none was measured."""

@@ -1,83 +1,140 @@
-"""Which evaluated prefixes are kept, and in which sequence. Bookkeeping only: it never touches llama.cpp.
+"""Which evaluated prefixes are kept between requests. Bookkeeping only: it never touches llama.cpp.
 
-A prefix is a chain of segments. Only whole chains are kept, each in a sequence of its own, because a part of a
-sequence cannot be removed on every architecture.
+A prefix is a chain of whole segments, kept as a snapshot of the sequence that held it, because a part of a sequence
+cannot be taken back on every architecture.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-Segment = tuple[int, ...]
+from switchyard_runtime.engine.interface import Segment
+from switchyard_runtime.engine.llama import Snapshot
+
 Chain = tuple[Segment, ...]
+Key = tuple[str, tuple[tuple[int, ...], ...]]
 
 
-def length(chain: Chain) -> int:
+def length(chain: Sequence[Segment]) -> int:
     """Tokens in ``chain``."""
-    return sum(map(len, chain))
+    return sum(len(segment.tokens) for segment in chain)
+
+
+def key_of(chain: Sequence[Segment], *, caller: str) -> Key:
+    """What a chain is found by. Text that came from a caller is found by that caller only."""
+    owner = caller if any(segment.private for segment in chain) else ""
+    return owner, tuple(segment.tokens for segment in chain)
+
+
+@dataclass(slots=True)
+class _Kept:
+    snapshot: Snapshot
+    saves: float
+    text: bool
+    rank: float = 0.0
+    pins: int = 0
 
 
 class PrefixStore:
-    """Kept chains by sequence, least recently used first.
+    """Snapshots by chain, within a number of bytes.
+
+    What leaves first is what was used longest ago, weighed by the tokens that each of its bytes saves (the rule known
+    as GreedyDual-Size). Where every token takes the same number of bytes this is plain least recently used; on
+    recurrent models, whose state has one size, a long prefix stays longer than a short one.
 
     Args:
-        sequences: The sequences this store may use.
+        capacity_bytes: Most bytes of snapshots; what is pinned counts.
     """
 
-    def __init__(self, sequences: Sequence[int]) -> None:
-        self._free = list(reversed(sequences))
-        self._kept: OrderedDict[Chain, int] = OrderedDict()
-        self._pins: dict[Chain, int] = {}
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity = capacity_bytes
+        self._kept: dict[Key, _Kept] = {}
+        self._clock = 0.0
+        self.bytes = 0
         self.evictions = 0
 
-    def longest(self, chain: Chain) -> tuple[Chain, int] | None:
-        """The longest kept beginning of ``chain`` and its sequence; marks it as used."""
+    def longest(self, chain: Chain, *, caller: str) -> tuple[int, Snapshot] | None:
+        """How many segments the longest kept beginning of ``chain`` has, and its snapshot; marks it as used."""
         for end in range(len(chain), 0, -1):
-            if (sequence := self._kept.get(chain[:end])) is not None:
-                self._kept.move_to_end(chain[:end])
-                return chain[:end], sequence
+            if (kept := self._kept.get(key_of(chain[:end], caller=caller))) is not None:
+                self._touch(kept)
+                return end, kept.snapshot
         return None
 
-    def claim(self, chain: Chain, *, keep: Chain = ()) -> tuple[int, bool] | None:
-        """A sequence for ``chain``, which is not kept yet; evicts the least recently used chain if none is free.
+    def longest_text(self, tokens: Sequence[int], *, caller: str) -> tuple[int, Snapshot] | None:
+        """The longest kept text of ``caller`` that ``tokens`` begin with: its tokens, and its snapshot.
+
+        Unlike a decision's segments, a chat's turns are not known by their boundaries, so every kept text is compared.
+        """
+        wanted = tuple(tokens)
+        best: tuple[int, _Kept] | None = None
+        for (owner, segments), kept in self._kept.items():
+            if owner != caller or len(segments) != 1 or not kept.text:
+                continue
+            size = len(segments[0])
+            if size <= len(wanted) and (best is None or size > best[0]) and wanted[:size] == segments[0]:
+                best = size, kept
+        if best is None:
+            return None
+        self._touch(best[1])
+        return best[0], best[1].snapshot
+
+    def missing(self, chain: Chain, *, caller: str) -> int:
+        """Tokens of ``chain`` that would have to be evaluated now. Changes nothing; safe from any thread."""
+        for end in range(len(chain), 0, -1):
+            if key_of(chain[:end], caller=caller) in self._kept:
+                return length(chain[end:])
+        return length(chain)
+
+    def keep(self, chain: Chain, snapshot: Snapshot, *, caller: str, saves: int, pin: bool = False) -> bool:
+        """Keep a snapshot; False when it does not fit beside what is pinned, and when it is kept already.
 
         Args:
-            chain: What will be evaluated there; kept from now on.
-            keep: A chain that must not be evicted, because it is about to be copied.
-
-        Returns:
-            The sequence and whether it must be cleared first, or None when everything is pinned.
+            chain: What the sequence held.
+            snapshot: The sequence.
+            caller: Whose text is in it, if any.
+            saves: Tokens that need not be evaluated when it is found.
+            pin: Protect it from eviction.
         """
-        if self._free:
-            sequence, dirty = self._free.pop(), False
-        else:
-            victim = next((kept for kept in self._kept if kept != keep and not self._pins.get(kept)), None)
-            if victim is None:
-                return None
-            sequence, dirty = self._kept.pop(victim), True
-            self.evictions += 1
-        self._kept[chain] = sequence
-        return sequence, dirty
-
-    def forget(self, chain: Chain) -> int | None:
-        """Drop ``chain`` (its evaluation failed, or it serves no more); the sequence to clear, if it was kept."""
-        sequence = self._kept.pop(chain, None)
-        self._pins.pop(chain, None)
-        if sequence is not None:
-            self._free.append(sequence)
-        return sequence
-
-    def pin(self, chain: Chain) -> None:
-        """Protect a kept chain from eviction until it is unpinned as often."""
-        self._pins[chain] = self._pins.get(chain, 0) + 1
+        key = key_of(chain, caller=caller)
+        if key in self._kept:
+            self._kept[key].pins += pin
+            return False
+        if not self._make_room(len(snapshot)):
+            return False
+        text = len(chain) == 1 and chain[0].private
+        kept = _Kept(snapshot, saves / len(snapshot), text, pins=int(pin))
+        self._touch(kept)
+        self._kept[key] = kept
+        self.bytes += len(snapshot)
+        return True
 
     def unpin(self, chain: Chain) -> None:
         """Undo one ``pin``."""
-        if self._pins.get(chain, 0) <= 1:
-            self._pins.pop(chain, None)
-        else:
-            self._pins[chain] -= 1
+        kept = self._kept.get(key_of(chain, caller=""))
+        if kept is not None and kept.pins:
+            kept.pins -= 1
+
+    def clear(self) -> None:
+        """Forget everything, pinned or not."""
+        self._kept.clear()
+        self.bytes = 0
+
+    def _touch(self, kept: _Kept) -> None:
+        kept.rank = self._clock + kept.saves
+
+    def _make_room(self, wanted: int) -> bool:
+        pinned = sum(len(kept.snapshot) for kept in self._kept.values() if kept.pins)
+        if pinned + wanted > self._capacity:
+            return False
+        while self.bytes + wanted > self._capacity:
+            key = min((key for key, kept in self._kept.items() if not kept.pins), key=lambda key: self._kept[key].rank)
+            victim = self._kept.pop(key)
+            self._clock = victim.rank
+            self.bytes -= len(victim.snapshot)
+            self.evictions += 1
+        return True
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 
 from switchyard_runtime.engine.interface import Logits, Memory, Piece, Probe
-from switchyard_runtime.engine.llama import Context, ContextShape, opened
-from switchyard_runtime.engine.segments import evaluate
+from switchyard_runtime.engine.llama import Context, ContextShape, Snapshot, opened
+from switchyard_runtime.engine.segments import evaluate, settle
 
 PREFIX_TOKENS = (24, 70)
 TAIL_TOKENS = (5, 17)
@@ -59,14 +59,15 @@ def _texts(context: Context) -> tuple[list[list[int]], list[list[int]]]:
 def _recompute(context: Context, prefix: Sequence[int], tail: Sequence[int]) -> Logits:
     context.clear(SCRATCH)
     evaluate(context, prefix, sequence=SCRATCH, position=0, output=False)
+    settle(context, SCRATCH, save=False)
     logits = evaluate(context, tail, sequence=SCRATCH, position=len(prefix), output=True)
     assert logits is not None  # noqa: S101 - output=True
     return logits
 
 
-def _share(context: Context, home: int, at: int, prefix: Sequence[int], tail: Sequence[int]) -> Logits:
+def _share(context: Context, at: int, snapshot: Snapshot, prefix: Sequence[int], tail: Sequence[int]) -> Logits:
     context.clear(at)
-    context.copy(home, at)
+    context.restore(snapshot, at)
     logits = evaluate(context, tail, sequence=at, position=len(prefix), output=True)
     context.clear(at)
     assert logits is not None  # noqa: S101 - output=True
@@ -79,19 +80,23 @@ def _noise(a: Logits, b: Logits) -> float:
 
 
 def examine(context: Context) -> Iterator[Stage]:
-    """Compare logits computed alone with those of recomputed, shared and re-made prefixes, in differing company."""
+    """Compare logits computed alone with those of recomputed, saved and re-made prefixes, in differing company."""
     prefixes, tails = _texts(context)
     keys = [(p, t) for p in range(len(prefixes)) for t in range(len(tails))]
     alone = {(p, t): _recompute(context, prefixes[p], tails[t]) for p, t in keys}
     again = {(p, t): _recompute(context, prefixes[p], tails[t]) for p, t in reversed(keys)}
     yield _stage("recompute", context, [_noise(alone[key], again[key]) for key in keys])
     noise = []
-    for homes in ((1, 2), (3, 1)):  # the second round re-makes both prefixes in other places, beside the old ones
-        for home, prefix in zip(homes, prefixes, strict=True):
+    for home, at in ((1, SCRATCH), (3, 2)):  # the second round saves and restores in other places, beside the old ones
+        snapshots = []
+        for prefix in prefixes:
             context.clear(home)
             evaluate(context, prefix, sequence=home, position=0, output=False)
+            snapshot = settle(context, home, save=True)
+            assert snapshot is not None  # noqa: S101 - save=True
+            snapshots.append(snapshot)
         for p, t in keys:
-            noise.append(_noise(alone[p, t], _share(context, homes[p], SCRATCH, prefixes[p], tails[t])))
+            noise.append(_noise(alone[p, t], _share(context, at, snapshots[p], prefixes[p], tails[t])))
     yield _stage("share", context, noise)
 
 
@@ -114,9 +119,9 @@ def conclude(stages: dict[str, Stage], *, memory: Memory, died: str) -> Probe:
             memory=memory, prefix_sharing=True, exact=True, noise_floor=0.0, comparisons=comparisons, note=died
         )
     if share is not None:
-        note = f"copied prefixes change logits by up to {share.noise:.3g}; prefixes are recomputed"
+        note = f"saved prefixes change logits by up to {share.noise:.3g}; prefixes are recomputed"
     else:
-        note = f"the probe of copied prefixes did not finish ({died}); prefixes are recomputed"
+        note = f"the probe of saved prefixes did not finish ({died}); prefixes are recomputed"
     if recompute is None:
         return Probe(
             memory=memory, prefix_sharing=False, exact=False, noise_floor=float("nan"), comparisons=0, note=note

@@ -1,4 +1,4 @@
-"""How segments are cut into decodes. One rule for the engine, the probe and the tests, because bits depend on it."""
+"""How segments are evaluated and ended. One rule for the engine, the probe and the tests, because bits depend on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from switchyard_runtime.engine.interface import Logits
-from switchyard_runtime.engine.llama import Context, Run
+from switchyard_runtime.engine.llama import Context, Run, Snapshot
 
 
 def evaluate(
@@ -47,3 +47,25 @@ def evaluate(
             rows = context.decode([Run(chunk, sequence, position + start, last)])
         logits = rows[0] if last else None
     return logits
+
+
+def settle(context: Context, sequence: int, *, save: bool) -> Snapshot | None:
+    """End a segment whose tokens others follow.
+
+    The cells of a sliding window are used again in an order that depends on how they were filled, and sums depend on
+    the order of the cells. So they are laid out anew at the end of every segment, whether or not a snapshot is wanted:
+    going on and starting from the snapshot are then the same.
+
+    Args:
+        context: Where the segment was evaluated.
+        sequence: The sequence that ends with it.
+        save: Whether a snapshot is wanted.
+    """
+    windowed = context.model.windowed
+    if not (save or windowed):
+        return None
+    snapshot = context.save(sequence)
+    if windowed:
+        context.clear(sequence)
+        context.restore(snapshot, sequence)
+    return snapshot

@@ -47,10 +47,11 @@ def _start(settings: Settings) -> LlamaEngine:
         allowed = _context_tokens(settings.context_tokens, trained=model.trained_context, name=files.first.name)
         shape = llama.ContextShape(
             sequence_tokens=allowed,
-            sequences=settings.sequences,
+            sequences=settings.chats + 1,
             batch_tokens=min(settings.batch_tokens, allowed),
             threads=settings.threads or cores.usable(),
             flash_attention=settings.flash_attention,
+            cache_type=settings.cache_type,
         )
         finding = _probe(settings, files, shape, model)
         probed = time.monotonic()
@@ -76,6 +77,8 @@ def _start(settings: Settings) -> LlamaEngine:
         chats=settings.chats,
         chat_chunk_tokens=settings.chat_chunk_tokens,
         reuse_prefixes=settings.reuse_prefixes,
+        reuse_states=settings.reuse_states,
+        prefix_cache_bytes=settings.prefix_cache_mib << 20,
         queue_limit=settings.queue_limit,
         decode_timeout_s=settings.decode_timeout_s,
     )

@@ -23,7 +23,7 @@ from switchyard_runtime.engine.interface import (
     Logits,
     TokenLogprob,
 )
-from switchyard_runtime.engine.llama import Sampler, Vocabulary
+from switchyard_runtime.engine.llama import Sampler, Snapshot, Vocabulary
 from switchyard_runtime.engine.text import Logprob, TextAssembler
 
 Job = TypeVar("Job")
@@ -35,11 +35,9 @@ class CallerLeftError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Ticket(Generic[Job, Result]):
-    """A queued score or embedding. The future stays cancellable until its result is set."""
+class Waiter(Generic[Result]):
+    """Someone who waits for a result. The future stays cancellable until its result is set."""
 
-    job: Job
-    tokens: int
     deadline: float
     future: Future[Result] = field(default_factory=Future)
     submitted: float = field(default_factory=time.monotonic)
@@ -56,6 +54,32 @@ class Ticket(Generic[Job, Result]):
 
 
 @dataclass(slots=True, eq=False)
+class Ticket(Generic[Job, Result]):
+    """Queued or running work, and everyone who waits for its result: more than one after an exact duplicate.
+
+    Attributes:
+        job: The work.
+        caller: Whose line it waits in.
+        tokens: Tokens that are still expected to be evaluated for it.
+        steps: Decodes of chats that may come between, at most.
+        waiters: Who waits; the first one asked first.
+        started: When the engine began, ``time.monotonic()``; 0 before.
+    """
+
+    job: Job
+    caller: str
+    tokens: int
+    steps: int
+    waiters: list[Waiter[Result]]
+    started: float = 0.0
+
+    def fail(self, problem: Exception) -> None:
+        """Hand out a problem to everyone."""
+        for waiter in self.waiters:
+            waiter.fail(problem)
+
+
+@dataclass(slots=True, eq=False)
 class Generation:
     """A queued or running generation with its choices."""
 
@@ -69,8 +93,9 @@ class Generation:
     generated: int = 0
     unstarted: int = 0
     unfinished: int = 0
+    reused: int = 0
     first_logits: Logits | None = None
-    base: int | None = None
+    base: Snapshot | None = None
     cancelled: bool = False
     over: bool = False
 
@@ -87,7 +112,7 @@ class Generation:
         prompt = len(self.job.prompt)
         self.emit(
             Done(
-                tokens=TokenCounts(prompt=prompt, evaluated=min(self.evaluated, prompt), reused=0),
+                tokens=TokenCounts(prompt=prompt, evaluated=prompt - self.reused, reused=self.reused),
                 generated_tokens=self.generated,
                 queue_ms=(self.started - self.submitted) * 1000,
                 prefill_ms=(self.prefilled - self.started) * 1000,
@@ -104,12 +129,15 @@ class Generation:
 
 @dataclass(slots=True, eq=False)
 class Prefill:
-    """A prompt on its way into a sequence; ``choice`` starts on it when done, or the generation's base is ready."""
+    """A prompt on its way into the sequence of a choice, which starts when it is there."""
 
-    generation: Generation
-    sequence: int
-    choice: Choice | None
+    choice: Choice
     position: int = 0
+
+    @property
+    def generation(self) -> Generation:
+        """Whose prompt it is."""
+        return self.choice.generation
 
 
 class Choice:
@@ -124,6 +152,7 @@ class Choice:
         self.position = len(generation.job.prompt)
         self.next_token = -1
         self.generated = 0
+        self.evaluated: list[int] = []
         self._vocabulary = vocabulary
         self._text = TextAssembler(sampling.stop)
         self._sampler = Sampler(
@@ -160,6 +189,11 @@ class Choice:
             return True
         self.next_token = token
         return False
+
+    def advanced(self) -> None:
+        """The token that was chosen last is in the sequence now."""
+        self.position += 1
+        self.evaluated.append(self.next_token)
 
     def _emit(self, released: tuple[str, tuple[Logprob, ...]]) -> None:
         text, items = released

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from switchyard_runtime.errors import Kind
 from switchyard_runtime.http.schema_parts import (
+    FLAG,
     COUNT,
     FLAG,
     INTEGER,
@@ -75,6 +76,7 @@ _EXTENSIONS: dict[str, Schema] = {
     "x_prompt_sha256": SHA256,
     "x_prompt_version": TEXT,
     "x_readout": TEXT,
+    "x_cached": FLAG,
     "x_probability_status": TEXT,
     "x_timing": _TIMING,
 }
@@ -95,6 +97,7 @@ DECISIONS: dict[str, Schema] = {
         prompt_version=TEXT,
         model=OPEN,
         readout=TEXT,
+        cached=FLAG,
         probability_status=TEXT,
         timing=_TIMING,
     ),

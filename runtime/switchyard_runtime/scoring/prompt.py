@@ -1,20 +1,28 @@
-"""The words of a decision's prompt. To change them, change them here and give the version a new number.
+"""The words of a decision's prompt. To change them, change them here and give the layout's version a new number.
 
-State first: instructions, then the state, then question and options, so that many questions share one state. The
-prompt is plain text without JSON around it, because every token costs time.
+Two layouts, because what comes first can be evaluated once and used again. Options first: instructions, question and
+options, then the state, so that a new state costs little more than its own tokens. State first: instructions, the
+state, then question and options, so that many questions share one long state. The prompt is plain text without JSON
+around it, because every token costs time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import Literal, Protocol
 
-from switchyard_runtime.decision import Question
+from switchyard_runtime.decision import Layout, Question
 from switchyard_runtime.engine.interface import Piece
 from switchyard_runtime.generation import Message
 
-VERSION = "state-first-letters-1"
+Order = Literal["options-first", "state-first"]
+VERSIONS: Mapping[Order, str] = MappingProxyType(
+    {"options-first": "options-first-letters-1", "state-first": "state-first-letters-1"}
+)
+LONG_STATE_TOKENS = 256
+"""A longer state comes first: evaluating it again for another question would cost more than the question itself."""
 INSTRUCTIONS = "Read the input and answer the question with the letter of exactly one option."
 ASK_WITHOUT_QUESTION = "Which option describes the input best?"
 _PLACE = "\ue000input\ue001"
@@ -59,14 +67,31 @@ def frame(template: Template) -> PromptFrame:
     )
 
 
-def state_pieces(state: str) -> list[Piece]:
-    """The input, which all questions of a request share."""
-    return [Piece(f"Input:\n{state}\n\n")]
+def order_of(layout: Layout, *, state_tokens: int) -> Order:
+    """What comes first. ``auto`` looks at the state alone, so that a question's company does not change its prompt."""
+    if layout != "auto":
+        return layout
+    return "state-first" if state_tokens > LONG_STATE_TOKENS else "options-first"
 
 
-def tail_pieces(question: Question, labels: Sequence[str], prompt_frame: PromptFrame) -> list[Piece]:
-    """One question with its labelled options, up to where the model has to name a label."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What lies between the frame's two sides: first a part that other prompts may share, then the rest."""
+
+    shared: tuple[Piece, ...]
+    rest: tuple[Piece, ...]
+
+
+def parts(order: Order, *, state: str, question: Question, labels: Sequence[str], prompt_frame: PromptFrame) -> Parts:
+    """One question about one state, up to where the model has to name a label."""
+    asked = _question_text(question, labels)
+    end = "\n" if prompt_frame.slot_prefix else ""
+    if order == "state-first":
+        return Parts((Piece(f"Input:\n{state}\n\n"),), (Piece(asked + end), *prompt_frame.after))
+    return Parts((Piece(f"{asked}\n\nInput:\n"),), (Piece(f"{state}\n{end}"), *prompt_frame.after))
+
+
+def _question_text(question: Question, labels: Sequence[str]) -> str:
     lines = [f"Question: {question.instructions.strip() or ASK_WITHOUT_QUESTION}", "Options:"]
     lines += [f"{label}) {option.text}" for label, option in zip(labels, question.options, strict=True)]
-    end = "\n" if prompt_frame.slot_prefix else ""
-    return [Piece("\n".join(lines) + end), *prompt_frame.after]
+    return "\n".join(lines)

@@ -192,7 +192,7 @@ class ChatService:
         self._identity = identity
         self._template = template
 
-    async def start(self, request: GenerationRequest) -> Generation:
+    async def start(self, request: GenerationRequest, *, caller: str = "") -> Generation:
         """Begin to answer.
 
         Returns:
@@ -204,7 +204,7 @@ class ChatService:
         limit = self._settings.stream_deadline_s if request.stream else self._settings.deadline_s
         deadline = time.monotonic() + limit
         # Rendering, tokenizing and grammars take time in proportion to the request; the event loop stays free.
-        job = await asyncio.to_thread(self._job, request, deadline)
+        job = await asyncio.to_thread(self._job, request, deadline, caller)
         head = Head(
             id=uuid.uuid4().hex,
             created=int(time.time()),
@@ -214,16 +214,16 @@ class ChatService:
         )
         return Generation(self._engine, job, head=head)
 
-    async def answer(self, request: GenerationRequest) -> tuple[Reply, Head]:
+    async def answer(self, request: GenerationRequest, *, caller: str = "") -> tuple[Reply, Head]:
         """The whole reply and its head. Cancelling this cancels the job.
 
         Raises:
             Problem: As ``start``, or the job failed.
         """
-        generation = await self.start(request)
+        generation = await self.start(request, caller=caller)
         return await generation.collect(), generation.head
 
-    def _job(self, request: GenerationRequest, deadline: float) -> GenerationJob:
+    def _job(self, request: GenerationRequest, deadline: float, caller: str) -> GenerationJob:
         model = self._engine.identity.model
         for token, _ in request.logit_bias:
             if token >= model.vocabulary:
@@ -264,6 +264,7 @@ class ChatService:
             ),
             deadline=deadline,
             n=request.n,
+            caller=caller,
         )
 
     def _pieces(self, request: GenerationRequest) -> list[Piece]:

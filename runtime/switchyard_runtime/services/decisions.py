@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import struct
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from switchyard_runtime.chat_template import ChatTemplate
-from switchyard_runtime.decision import Answer, DecisionRequest, Timing
-from switchyard_runtime.engine.interface import Engine, Score, ScoreJob
+from switchyard_runtime.decision import Answer, DecisionRequest, Question, Timing, TokenCounts
+from switchyard_runtime.engine.interface import Engine, Piece, Score, ScoreJob, ScorePrompt, Segment
 from switchyard_runtime.errors import Kind, Problem, over_budget
 from switchyard_runtime.scoring import prompt, readout
+from switchyard_runtime.scoring.prompt import Order
 from switchyard_runtime.scoring.slots import Slots, derive
+from switchyard_runtime.services.answer_cache import AnswerCache
+from switchyard_runtime.services.prompts import prompt_sha256
 from switchyard_runtime.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    job: ScoreJob
-    hashes: tuple[str, ...]
+    """One question, ready to be scored."""
+
+    prompt: ScorePrompt
+    order: Order
+    slots: tuple[int, ...]
+    sha256: str
 
 
 class DecisionService:
@@ -40,7 +44,8 @@ class DecisionService:
         self._engine = engine
         self._settings = settings
         self._frame = prompt.frame(template)
-        self._instructions = tuple(engine.encode(self._frame.before, start=True))
+        self._instructions = Segment(tuple(engine.encode(self._frame.before, start=True)))
+        self._cache = AnswerCache(settings.answer_cache_entries)
         self.slots: Slots = derive(
             lambda pieces: engine.encode(pieces, start=False),
             after=self._frame.after,
@@ -48,22 +53,37 @@ class DecisionService:
             wanted=settings.max_options,
         )
 
-    async def decide(self, request: DecisionRequest) -> list[Answer]:
+    async def decide(self, request: DecisionRequest, *, caller: str = "") -> list[Answer]:
         """One answer per question, in order.
+
+        Args:
+            request: The questions.
+            caller: Who asks; see ``ScoreJob``.
 
         Raises:
             Problem: Over budget, more options than the model has slots, busy, too late, or the engine failed.
         """
         began = time.monotonic()
-        prepared = await asyncio.to_thread(self._prepare, request, began + self._settings.deadline_s)
-        scores = await asyncio.wrap_future(self._engine.submit_score(prepared.job))
+        prepared = await asyncio.to_thread(self._prepare, request)
+        kept = [self._cache.get(each.sha256, options=len(each.slots), caller=caller) for each in prepared]
+        missing = tuple(each.prompt for each, answer in zip(prepared, kept, strict=True) if answer is None)
+        scores: list[Score] = []
+        if missing:
+            job = ScoreJob(prompts=missing, deadline=began + self._settings.deadline_s, caller=caller)
+            scores = await asyncio.wrap_future(self._engine.submit_score(job))
         elapsed_ms = (time.monotonic() - began) * 1000
-        return [
-            self._answer(score, slots=self.slots.token_ids[: len(question.options)], sha256=sha256, total_ms=elapsed_ms)
-            for question, score, sha256 in zip(request.questions, scores, prepared.hashes, strict=True)
-        ]
+        coming = iter(scores)
+        answers = []
+        for each, answer in zip(prepared, kept, strict=True):
+            if answer is None:
+                answer = self._answer(next(coming), each, total_ms=elapsed_ms)
+                self._cache.put(each.sha256, answer, caller=caller)
+            else:
+                answer = _given_again(answer, total_ms=elapsed_ms)
+            answers.append(answer)
+        return answers
 
-    def _prepare(self, request: DecisionRequest, deadline: float) -> _Prepared:
+    def _prepare(self, request: DecisionRequest) -> list[_Prepared]:
         for index, question in enumerate(request.questions):
             if len(question.options) > len(self.slots):
                 raise Problem(
@@ -71,42 +91,54 @@ class DecisionService:
                     f"question {index} has {len(question.options)} options; "
                     f"this model's vocabulary has slots for {len(self.slots)}",
                 )
-        state = tuple(self._engine.encode(prompt.state_pieces(request.state), start=False))
-        tails = tuple(
-            tuple(
-                self._engine.encode(
-                    prompt.tail_pieces(question, self.slots.labels[: len(question.options)], self._frame), start=False
-                )
-            )
-            for question in request.questions
-        )
-        shared = (self._instructions, state)
+        order = self._order(request)
+        prepared = [self._prompt(request.state, question, order) for question in request.questions]
         allowed = self._engine.identity.model.context_tokens
-        longest = len(self._instructions) + len(state) + max(map(len, tails))
-        if longest > allowed:
+        if (longest := max(len(each.prompt) for each in prepared)) > allowed:
             raise over_budget(counted=longest, allowed=allowed)
-        hashes = tuple(prompt_sha256([*self._instructions, *state, *tail]) for tail in tails)
-        return _Prepared(ScoreJob(shared=shared, tails=tails, deadline=deadline), hashes)
+        return prepared
 
-    def _answer(self, score: Score, *, slots: Sequence[int], sha256: str, total_ms: float) -> Answer:
+    def _order(self, request: DecisionRequest) -> Order:
+        layout = request.layout or self._settings.layout
+        if layout != "auto":
+            return layout
+        state = self._engine.encode((Piece(request.state),), start=False)
+        return prompt.order_of(layout, state_tokens=len(state))
+
+    def _prompt(self, state: str, question: Question, order: Order) -> _Prepared:
+        count = len(question.options)
+        parts = prompt.parts(
+            order, state=state, question=question, labels=self.slots.labels[:count], prompt_frame=self._frame
+        )
+        first = Segment(tuple(self._engine.encode(parts.shared, start=False)), private=order == "state-first")
+        rest = tuple(self._engine.encode(parts.rest, start=False))
+        return _Prepared(
+            ScorePrompt(shared=(self._instructions, first), tail=rest),
+            order,
+            self.slots.token_ids[:count],
+            prompt_sha256([*self._instructions.tokens, *first.tokens, *rest]),
+        )
+
+    def _answer(self, score: Score, prepared: _Prepared, *, total_ms: float) -> Answer:
         try:
-            read = readout.read(score.logits, slots)
+            read = readout.read(score.logits, prepared.slots)
         except ValueError as error:
             raise Problem(Kind.ENGINE_FAILED, f"{error}; the model file may be damaged") from error
         return Answer(
             probabilities=read.probabilities,
             logits=read.logits,
-            slot_token_ids=tuple(slots),
+            slot_token_ids=prepared.slots,
             slot_mass=read.slot_mass,
             entropy=read.entropy,
-            prompt_sha256=sha256,
-            prompt_version=prompt.VERSION,
+            prompt_sha256=prepared.sha256,
+            prompt_version=prompt.VERSIONS[prepared.order],
             readout=readout.NAME,
             tokens=score.tokens,
             timing=Timing(queue_ms=score.queue_ms, engine_ms=score.engine_ms, total_ms=total_ms),
         )
 
 
-def prompt_sha256(tokens: Sequence[int]) -> str:
-    """Hash of token ids, each as a little-endian 32-bit number."""
-    return hashlib.sha256(struct.pack(f"<{len(tokens)}I", *tokens)).hexdigest()
+def _given_again(answer: Answer, *, total_ms: float) -> Answer:
+    """A kept answer, as it is told to the next one who asks."""
+    tokens = TokenCounts(prompt=answer.tokens.prompt, evaluated=0, reused=answer.tokens.prompt)
+    return replace(answer, cached=True, tokens=tokens, timing=Timing(queue_ms=0.0, engine_ms=0.0, total_ms=total_ms))

@@ -32,12 +32,15 @@ _TOTALS = {
     "embeddings": "Texts embedded.",
     "rejected": "Requests refused at admission.",
     "cancelled": "Requests cancelled, because their clients left.",
+    "joined": "Requests that shared the evaluation of an exact duplicate.",
     "prefix_hits": "Prompts whose beginning was found among the kept prefixes.",
     "prefix_misses": "Prompts whose beginning had to be evaluated.",
     "prefix_evictions": "Kept prefixes dropped to make room.",
     "busy_seconds": "Seconds that the engine's thread spent working.",
 }
 _GAUGES = {
+    "prefix_bytes": "Bytes of kept prefixes.",
+    "prefixes": "Kept prefixes.",
     "queue_depth": "Requests waiting for the engine.",
     "active_generations": "Chats and completions being generated.",
 }

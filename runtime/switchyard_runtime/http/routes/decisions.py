@@ -12,6 +12,7 @@ from starlette.responses import Response
 from switchyard_runtime.contracts import openai_decisions, semif, systemone
 from switchyard_runtime.contracts.limits import Limits
 from switchyard_runtime.http.body import beside_the_loop
+from switchyard_runtime.http.caller import caller_of
 from switchyard_runtime.http.disconnect import while_connected
 from switchyard_runtime.http.record import record_of
 from switchyard_runtime.http.responses import Json
@@ -26,10 +27,11 @@ def deciding(codec: ModuleType) -> Handler:
         record = record_of(request)
         record.contract, record.shape = codec.NAME, codec.error
         runtime = runtime_of(request)
+        caller = caller_of(request.headers)
         limits = Limits(max_questions=runtime.settings.max_questions, max_options=runtime.settings.max_options)
         decoded = await beside_the_loop(request, codec.decode, body, limits=limits)
         services = runtime.require()
-        answers = await while_connected(request, services.decisions.decide(decoded.request))
+        answers = await while_connected(request, services.decisions.decide(decoded.request, caller=caller))
         record.add_answers(answers)
         elapsed_ms = (time.perf_counter() - started) * 1000
         return Json(codec.encode(decoded, answers, identity=services.identity, timing_ms=elapsed_ms))

@@ -14,6 +14,7 @@ from switchyard_runtime.engine.interface import Delta, Done, Finished
 from switchyard_runtime.errors import Problem
 from switchyard_runtime.generation import GenerationRequest
 from switchyard_runtime.http.body import beside_the_loop
+from switchyard_runtime.http.caller import caller_of
 from switchyard_runtime.http.disconnect import while_connected
 from switchyard_runtime.http.record import RequestRecord, record_of
 from switchyard_runtime.http.responses import EventStream, Json
@@ -30,16 +31,17 @@ def generating(codec: ModuleType) -> Handler:
     async def handle(request: Request, body: Any) -> Response:
         record = record_of(request)
         record.contract, record.shape = codec.NAME, codec.error
+        caller = caller_of(request.headers)
         settings = runtime_of(request).settings
         wanted: GenerationRequest = await beside_the_loop(request, codec.decode, body, max_choices=settings.max_choices)
         service = runtime_of(request).require().chat
         if not wanted.stream:
-            reply, head = await while_connected(request, service.answer(wanted))
+            reply, head = await while_connected(request, service.answer(wanted, caller=caller))
             record.prompt_sha256.append(head.prompt_sha256)
             _note_done(record, reply.done)
             return Json(codec.encode(reply, head=head))
         # Nothing is sent before the engine has begun, so that a refusal is a status and not an event.
-        generation = await while_connected(request, _begun(service, wanted))
+        generation = await while_connected(request, _begun(service, wanted, caller=caller))
         record.prompt_sha256.append(generation.head.prompt_sha256)
         chunks = codec.Chunks(generation.head, n=wanted.n, include_usage=wanted.include_usage)
         events = server_sent_events(_Noted(generation, record), chunks)
@@ -48,8 +50,8 @@ def generating(codec: ModuleType) -> Handler:
     return handle
 
 
-async def _begun(service: ChatService, wanted: GenerationRequest) -> Generation:
-    generation = await service.start(wanted)
+async def _begun(service: ChatService, wanted: GenerationRequest, *, caller: str) -> Generation:
+    generation = await service.start(wanted, caller=caller)
     await generation.ready()
     return generation
 

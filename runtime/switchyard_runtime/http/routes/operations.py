@@ -58,7 +58,7 @@ async def execution_parameters(request: Request) -> Response:
     """What Batch Transform should send: single records, no larger than a body may be."""
     settings = runtime_of(request).settings
     payload_mb = min(_TRANSFORM_TOTAL_MB, max(1, settings.max_body_bytes >> 20))
-    concurrent = max(1, min(settings.sequences, settings.queue_limit, _TRANSFORM_TOTAL_MB // payload_mb))
+    concurrent = max(1, min(settings.chats + 1, settings.queue_limit, _TRANSFORM_TOTAL_MB // payload_mb))
     return Json({"MaxConcurrentTransforms": concurrent, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": payload_mb})
 
 
