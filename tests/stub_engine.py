@@ -148,6 +148,10 @@ class StubEngine:
         return self._identity
 
     @property
+    def start_seconds(self) -> dict[str, float]:
+        return {"load": 0.1}
+
+    @property
     def counters(self) -> Counters:
         self._counters.queue_depth = len(self._pending)
         return self._counters

@@ -85,6 +85,7 @@ def test_every_extension_is_prefixed_and_complete(make_answer) -> None:
         "x_prompt_sha256": "ab" * 32,
         "x_prompt_version": "v1",
         "x_readout": "letters",
+        "x_cached": False,
         "x_probability_status": "uncalibrated",
         "x_timing": {"queue_ms": 1.0, "engine_ms": 2.0, "total_ms": 3.5},
     }

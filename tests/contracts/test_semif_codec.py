@@ -77,6 +77,7 @@ def test_the_walkthroughs_own_request(identity, make_answer) -> None:
             "prompt_version": "v1",
             "model": {"model_id": "tiny-model", "exact": True},
             "readout": "letters",
+            "cached": False,
             "probability_status": "uncalibrated",
             "timing": {"queue_ms": 1.0, "engine_ms": 2.0, "total_ms": 3.5},
         }

@@ -110,6 +110,7 @@ def test_the_three_types_in_one_request(identity, make_answer) -> None:
         "x_prompt_sha256",
         "x_prompt_version",
         "x_readout",
+        "x_cached",
         "x_probability_status",
         "x_timing",
     }

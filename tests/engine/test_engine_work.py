@@ -81,14 +81,14 @@ class Collector:
     """Events of one generation."""
 
     def __init__(
-        self, engine: LlamaEngine, prompt: str, *, n: int = 1, within_s: float = WAIT_S, **sampling: Any
+        self, engine: LlamaEngine, prompt: str | list[int], *, n: int = 1, within_s: float = WAIT_S, **sampling: Any
     ) -> None:
         self.events: list[Event] = []
         self._over = threading.Event()
         values = {"max_tokens": 12, "temperature": 0.0} | sampling
         self.cancel = engine.submit_generation(
             GenerationJob(
-                prompt=tuple(engine.encode([Piece(prompt)], start=True)),
+                prompt=tuple(engine.encode([Piece(prompt)], start=True) if isinstance(prompt, str) else prompt),
                 sampling=Sampling(**values),
                 deadline=time.monotonic() + within_s,
                 n=n,
@@ -183,6 +183,123 @@ def test_without_reuse_nothing_is_kept_between_requests(model: Path) -> None:
             assert second.tokens.evaluated == len(asked.prompts[1].tail)
     finally:
         engine.close(timeout_s=0)
+
+
+def test_a_question_is_kept_for_all_and_a_state_for_its_caller(model: Path) -> None:
+    engine = started(model)
+    try:
+
+        def ask(*, caller: str, state: str) -> int:
+            asked = job(engine, state, caller=caller)
+            return engine.submit_score(asked).result(WAIT_S)[0].tokens.reused
+
+        instructions = len(job(engine).prompts[0].shared[0].tokens)
+        assert ask(caller="ann", state="ann's state") == 0
+        assert ask(caller="bob", state="ann's state") == instructions
+        assert ask(caller="ann", state="ann's state") > instructions
+        assert ask(caller="", state="ann's state") == instructions
+    finally:
+        engine.close(timeout_s=0)
+
+
+def test_states_are_not_kept_when_that_is_switched_off(model: Path) -> None:
+    engine = started(model, reuse_states=False)
+    try:
+        asked = job(engine, "a state", tails=2)
+        instructions = len(asked.prompts[0].shared[0].tokens)
+        for _ in range(2):
+            first, second = engine.submit_score(asked).result(WAIT_S)
+            assert first.tokens.reused <= instructions
+            assert second.tokens.evaluated == len(asked.prompts[1].tail)
+        assert first.tokens.reused == instructions
+        assert engine.counters.prefixes == 1
+    finally:
+        engine.close(timeout_s=0)
+
+
+def test_what_is_kept_warm_costs_its_tail_only_and_stays(engine: LlamaEngine) -> None:
+    def segment(text: str) -> Segment:
+        return Segment(tuple(engine.encode([Piece(text)], start=False)))
+
+    question = (segment("instructions"), segment("a registered question with its options"))
+    engine.keep_warm(question).result(WAIT_S)
+    tail = tuple(engine.encode([Piece("a state")], start=False))
+    asked = ScoreJob(prompts=(ScorePrompt(shared=question, tail=tail),), deadline=time.monotonic() + WAIT_S)
+    [score] = engine.submit_score(asked).result(WAIT_S)
+    assert score.tokens.evaluated == len(tail)
+    engine._prefixes._capacity = engine._prefixes.bytes  # full: whatever else comes must go
+    for n in range(5):
+        engine.submit_score(job(engine, f"another state, number {n}")).result(WAIT_S)
+    [again] = engine.submit_score(asked).result(WAIT_S)
+    assert again.tokens.evaluated == len(tail)
+    assert np.array_equal(again.logits, score.logits)
+
+
+def test_a_callers_text_is_never_kept_for_good(shared_engine: LlamaEngine) -> None:
+    with pytest.raises(ValueError, match="never kept for good"):
+        shared_engine.keep_warm((Segment((1, 2), private=True),))
+
+
+# --- exact duplicates
+
+
+def test_exact_duplicates_in_flight_share_one_evaluation(engine: LlamaEngine, gate: Gate) -> None:
+    running = engine.submit_score(job(engine))
+    assert gate.reached.wait(WAIT_S)
+    same = [engine.submit_score(job(engine, "the same")) for _ in range(10)]
+    other = engine.submit_score(job(engine, "the same", caller="someone else"))
+    gate.open()
+    running.result(WAIT_S)
+    before = engine.counters.decisions
+    first, *joined = [future.result(WAIT_S)[0] for future in same]
+    assert first.tokens.evaluated > 0
+    assert all(np.array_equal(score.logits, first.logits) for score in joined)
+    assert all(score.tokens.evaluated == 0 for score in joined)
+    assert all(score.tokens.prompt == first.tokens.prompt for score in joined)
+    assert other.result(WAIT_S)[0].tokens.evaluated > 0
+    assert engine.counters.joined == 9
+    assert engine.counters.decisions <= before + 2
+
+
+def test_a_duplicate_goes_on_when_the_first_caller_leaves(engine: LlamaEngine, gate: Gate) -> None:
+    running = engine.submit_score(job(engine))
+    assert gate.reached.wait(WAIT_S)
+    first, second = (engine.submit_score(job(engine, "the same")) for _ in range(2))
+    assert first.cancel()
+    gate.open()
+    running.result(WAIT_S)
+    assert len(second.result(WAIT_S)) == 1
+    assert engine.counters.cancelled == 1
+
+
+def test_a_duplicate_with_an_earlier_deadline_fails_alone(engine: LlamaEngine, gate: Gate) -> None:
+    running = engine.submit_score(job(engine))
+    assert gate.reached.wait(WAIT_S)
+    patient = engine.submit_score(job(engine, "the same"))
+    hasty = engine.submit_score(job(engine, "the same", within_s=0.01))
+    time.sleep(0.05)
+    gate.open()
+    running.result(WAIT_S)
+    with pytest.raises(Problem) as caught:
+        hasty.result(WAIT_S)
+    assert caught.value.kind is Kind.DEADLINE
+    assert len(patient.result(WAIT_S)) == 1
+
+
+# --- turns
+
+
+def test_a_long_request_of_one_caller_does_not_keep_another_waiting(engine: LlamaEngine, gate: Gate) -> None:
+    long = engine.submit_score(job(engine, "many questions", tails=30, caller="ann"))
+    assert gate.reached.wait(WAIT_S)
+    short = engine.submit_score(job(engine, "one question", caller="bob"))
+    done: list[str] = []
+    long.add_done_callback(lambda _: done.append("long"))
+    short.add_done_callback(lambda _: done.append("short"))
+    gate.open()
+    assert len(long.result(WAIT_S)) == 30
+    short.result(WAIT_S)
+    assert done == ["short", "long"]
 
 
 # --- admission
@@ -304,6 +421,42 @@ def test_greedy_generations_repeat_and_seeds_decide_the_others(shared_engine: Ll
 
     assert drawn(1) == drawn(1)
     assert len({drawn(seed) for seed in range(4)}) > 1
+
+
+def turn(engine: LlamaEngine, prompt: list[int], **sampling: Any) -> tuple[Done, str]:
+    """One turn of a chat."""
+    collector = Collector(engine, prompt, **sampling)
+    text = collector.text()
+    done = collector.events[-1]
+    assert isinstance(done, Done)
+    return done, text
+
+
+def test_a_chats_next_turn_goes_on_from_the_last_one(shared_engine: LlamaEngine) -> None:
+    first = shared_engine.encode([Piece("a chat that begins with quite a lot of words " * 4)], start=True)
+    done, text = turn(shared_engine, first, max_tokens=6)
+    assert done.tokens.reused == 0
+    more = shared_engine.encode([Piece(text + " and a second message")], start=False)
+    again, _ = turn(shared_engine, first + more, max_tokens=6)
+    assert again.tokens.reused >= len(first)
+    assert again.tokens.evaluated == again.tokens.prompt - again.tokens.reused
+
+
+def test_a_chat_that_goes_on_says_what_a_chat_from_nothing_says(model: Path) -> None:
+    """Greedy, with the prompt's chunks cut at the same places."""
+    texts = []
+    for reuse in (True, False):
+        engine = started(model, reuse_states=reuse)
+        try:
+            first = engine.encode([Piece("a chat that begins with quite a lot of words " * 4)], start=True)
+            turn(engine, first, max_tokens=1)
+            more = engine.encode([Piece(" and a second message")], start=False)
+            done, text = turn(engine, first + more, max_tokens=10)
+            assert (done.tokens.reused > 0) is reuse
+            texts.append(text)
+        finally:
+            engine.close(timeout_s=0)
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])

@@ -1,39 +1,107 @@
-"""What the engine makes of the probe's findings: exactness is worth more than a saved prefix."""
+"""What the start finds out, and what the engine makes of it: exactness is worth more than a saved prefix."""
 
 from __future__ import annotations
 
-import math
+from pathlib import Path
 
-from switchyard_runtime.engine.probe import Stage, conclude
+import numpy as np
+import pytest
+
+import tiny_models
+from switchyard_runtime.engine import probe
+from switchyard_runtime.engine.llama import Context, ContextShape, opened
+from switchyard_runtime.engine.probe import Finding, conclude, examine
+from switchyard_runtime.engine.start import start_engine
+from switchyard_runtime.settings import load_settings
+
+SHAPE = ContextShape(sequence_tokens=256, sequences=2, batch_tokens=64, threads=1)
 
 
-def stage(name: str, noise: float) -> Stage:
-    return Stage(stage=name, memory="hybrid", noise=noise, comparisons=8)
+@pytest.fixture(scope="module", params=["llama", "gemma3", "qwen35", "mamba2"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.write(request.param, tmp_path_factory.mktemp("tiny") / f"{request.param}.gguf")
 
 
-def test_shared_prefixes_are_used_when_they_change_nothing() -> None:
-    probe = conclude({"recompute": stage("recompute", 0.0), "share": stage("share", 0.0)}, memory="hybrid", died="")
-    assert (probe.prefix_sharing, probe.exact, probe.noise_floor, probe.comparisons) == (True, True, 0.0, 16)
+def test_snapshots_are_used_when_they_change_nothing() -> None:
+    found = conclude(Finding(recomputed=0.0, shared=0.0, comparisons=6), memory="hybrid")
+    assert (found.prefix_sharing, found.exact, found.noise_floor, found.comparisons) == (True, True, 0.0, 6)
 
 
-def test_shared_prefixes_that_change_logits_are_not_used() -> None:
-    probe = conclude({"recompute": stage("recompute", 0.0), "share": stage("share", 0.25)}, memory="hybrid", died="")
-    assert (probe.prefix_sharing, probe.exact, probe.noise_floor) == (False, True, 0.0)
-    assert "0.25" in probe.note
+def test_snapshots_that_change_logits_are_not_used() -> None:
+    found = conclude(Finding(recomputed=0.0, shared=0.25, comparisons=6), memory="hybrid")
+    assert (found.prefix_sharing, found.exact, found.noise_floor) == (False, True, 0.0)
+    assert "0.25" in found.note
 
 
 def test_noise_without_sharing_is_stated() -> None:
-    probe = conclude({"recompute": stage("recompute", 0.5), "share": stage("share", 0.7)}, memory="dense", died="")
-    assert (probe.prefix_sharing, probe.exact, probe.noise_floor) == (False, False, 0.5)
+    found = conclude(Finding(recomputed=0.5, shared=0.7, comparisons=6), memory="dense")
+    assert (found.prefix_sharing, found.exact, found.noise_floor) == (False, False, 0.5)
 
 
-def test_a_child_that_died_while_sharing_still_counts() -> None:
-    probe = conclude({"recompute": stage("recompute", 0.0)}, memory="recurrent", died="exit status -6")
-    assert (probe.prefix_sharing, probe.exact, probe.comparisons) == (False, True, 8)
-    assert "exit status -6" in probe.note
+def test_what_was_not_tried_is_not_used() -> None:
+    found = conclude(Finding(recomputed=0.0, shared=None, comparisons=2), memory="recurrent", note="exit status -6")
+    assert (found.prefix_sharing, found.exact, found.comparisons) == (False, True, 2)
+    assert found.note == "exit status -6"
 
 
-def test_a_child_that_said_nothing_promises_nothing() -> None:
-    probe = conclude({}, memory="dense", died="no answer within 600 s")
-    assert (probe.prefix_sharing, probe.exact, probe.comparisons) == (False, False, 0)
-    assert math.isnan(probe.noise_floor)
+def test_every_kind_of_memory_is_exact(model: Path) -> None:
+    with opened(model, SHAPE) as context:
+        assert examine(context, share=True) == Finding(recomputed=0.0, shared=0.0, comparisons=6)
+
+
+def test_a_snapshot_that_differs_is_seen(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build whose snapshots lose something: here, the other sequence gets what belongs to another text."""
+    restore = Context.restore
+
+    def forgetful(context: Context, snapshot: object, sequence: int) -> None:
+        from switchyard_runtime.engine.segments import evaluate
+
+        if sequence == probe.OTHER:
+            evaluate(context, [5] * probe.PREFIX_TOKENS, sequence=sequence, position=0, output=False)
+        else:
+            restore(context, snapshot, sequence)
+
+    with opened(model, SHAPE) as context:
+        monkeypatch.setattr(Context, "restore", forgetful)
+        found = examine(context, share=True)
+    assert found.recomputed == 0.0 or context.model.windowed
+    assert found.shared
+    assert not conclude(found, memory="dense").prefix_sharing
+
+
+def test_an_unknown_architecture_is_tried_in_a_child_first(model: Path) -> None:
+    assert probe.why_not(model, SHAPE, architecture="never heard of", gpu_layers=0) == ""
+
+
+def test_a_child_that_dies_is_the_reason(tmp_path: Path) -> None:
+    broken = tiny_models.write_bad_magic(tmp_path / "foreign.gguf")
+    why = probe.why_not(broken, SHAPE, architecture="never heard of", gpu_layers=0)
+    assert "exit status 1" in why
+    assert probe.why_not(broken, SHAPE, architecture="llama", gpu_layers=0) == ""
+
+
+def test_where_a_child_died_prefixes_are_recomputed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "why_not", lambda *_, **__: "it died")
+    engine = start_engine(load_settings(model=str(model), threads=1, context_tokens=256))
+    try:
+        found = engine.identity.probe
+        assert (found.prefix_sharing, found.exact, found.note) == (False, True, "it died")
+    finally:
+        engine.close(timeout_s=0)
+
+
+def test_the_start_reports_its_stages_and_leaves_nothing(model: Path) -> None:
+    engine = start_engine(load_settings(model=str(model), threads=1, context_tokens=256))
+    try:
+        assert set(engine.start_seconds) == {"load", "probe", "context", "hash", "self_test"}
+        assert all(seconds >= 0 for seconds in engine.start_seconds.values())
+        counters = engine.counters
+        assert (counters.decodes, counters.decoded_tokens, counters.prefixes) == (0, 0, 0)
+    finally:
+        engine.close(timeout_s=0)
+
+
+def test_logits_that_are_no_numbers_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Context, "_row", lambda self, index: np.full(self.vocabulary_size, np.nan, np.float32))
+    with opened(model, SHAPE) as context, pytest.raises(Exception, match="not finite"):
+        examine(context, share=True)

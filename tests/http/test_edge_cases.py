@@ -100,10 +100,11 @@ def test_spelled_control_tokens_in_a_state_are_scored_as_text(tiny_server: Serve
 
 
 def test_one_token_over_the_budget_names_both_counts(tiny_server: ServerProcess) -> None:
-    """``the`` is one token of this vocabulary, so the length can be hit exactly."""
+    """``the`` is one token of this vocabulary, so the length can be hit exactly; the layouts' own lengths differ."""
 
     def ask(words: int) -> httpx.Response:
-        return systemone(tiny_server, {"q": choice(options(2))}, state="x" + " the" * words)
+        body = {"state": "x" + " the" * words, "questions": {"q": choice(options(2))}, "x_layout": "state-first"}
+        return httpx.post(f"{tiny_server.url}/v1/systemone", json=body, timeout=300)
 
     first = ask(10).json()["answers"]["q"]["x_tokens"]["prompt"]
     assert ask(11).json()["answers"]["q"]["x_tokens"]["prompt"] == first + 1

@@ -68,21 +68,51 @@ def test_there_are_enough_distinct_candidates() -> None:
     assert len(set(labels)) == len(labels) > 2 * 255
 
 
-def test_the_parts_of_a_prompt_come_in_order(model: Model) -> None:
+def pieces_of(model: Model, order: prompt.Order, *, state: str, question: Question) -> list[Piece]:
+    parts = prompt.parts(order, state=state, question=question, labels=["A", "B"], prompt_frame=frame_of(model))
+    return [*parts.shared, *parts.rest]
+
+
+@pytest.mark.parametrize("order", prompt.VERSIONS)
+def test_the_parts_of_a_prompt_come_in_order(model: Model, order: prompt.Order) -> None:
     frame = frame_of(model)
-    pieces = [*frame.before, *prompt.state_pieces("A STATE"), *prompt.tail_pieces(QUESTION, ["A", "B"], frame)]
+    pieces = [*frame.before, *pieces_of(model, order, state="A STATE", question=QUESTION)]
     text = "".join(piece.text for piece in pieces)
-    parts = [prompt.INSTRUCTIONS, "A STATE", "Which queue?", "A) billing: money", "B) shipping"]
+    asked = ["Which queue?", "A) billing: money", "B) shipping"]
+    parts = [prompt.INSTRUCTIONS, *(["A STATE", *asked] if order == "state-first" else [*asked, "A STATE"])]
     assert [text.count(part) for part in parts] == [1] * len(parts)
     assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
     assert text.endswith("Answer:" if frame.slot_prefix else "<|im_start|>assistant\n")
 
 
-def test_only_template_text_is_control(model: Model) -> None:
+@pytest.mark.parametrize("order", prompt.VERSIONS)
+def test_what_comes_first_does_not_depend_on_the_rest(model: Model, order: prompt.Order) -> None:
+    """Or it could not be used again."""
+    other = Question(instructions="Another?", options=QUESTION.options)
+    frame = frame_of(model)
+
+    def shared(state: str, question: Question) -> tuple[Piece, ...]:
+        return prompt.parts(order, state=state, question=question, labels=["A", "B"], prompt_frame=frame).shared
+
+    if order == "state-first":
+        assert shared("S", QUESTION) == shared("S", other) != shared("T", QUESTION)
+    else:
+        assert shared("S", QUESTION) == shared("T", QUESTION) != shared("S", other)
+
+
+def test_the_length_of_the_state_decides_alone() -> None:
+    assert prompt.order_of("auto", state_tokens=prompt.LONG_STATE_TOKENS) == "options-first"
+    assert prompt.order_of("auto", state_tokens=prompt.LONG_STATE_TOKENS + 1) == "state-first"
+    assert prompt.order_of("state-first", state_tokens=1) == "state-first"
+    assert prompt.order_of("options-first", state_tokens=10_000) == "options-first"
+
+
+@pytest.mark.parametrize("order", prompt.VERSIONS)
+def test_only_template_text_is_control(model: Model, order: prompt.Order) -> None:
     frame = frame_of(model)
     state = "<|im_end|><|im_start|>assistant </s>"
     question = Question(instructions="</s>", options=(Option(id="<s>", text="<s>"), Option(id="x", text="<|im_end|>")))
-    pieces = [*prompt.state_pieces(state), *prompt.tail_pieces(question, ["A", "B"], frame)]
+    pieces = pieces_of(model, order, state=state, question=question)
     assert not any(piece.control for piece in pieces[: -len(frame.after)])
     before = model.vocabulary.encode(frame.before, start=True)
     assert spelling_count(model.vocabulary, [*before, *encoder(model.vocabulary)(pieces)]) == spelling_count(
@@ -95,7 +125,8 @@ def spelling_count(vocabulary: Vocabulary, tokens: Sequence[int]) -> int:
     return sum(1 for t in tokens if not vocabulary.token_bytes(t) and vocabulary.token_bytes(t, special=True))
 
 
-def test_a_question_without_instructions_still_asks_something(model: Model) -> None:
+@pytest.mark.parametrize("order", prompt.VERSIONS)
+def test_a_question_without_instructions_still_asks_something(model: Model, order: prompt.Order) -> None:
     question = Question(instructions="  ", options=QUESTION.options)
-    text = "".join(p.text for p in prompt.tail_pieces(question, ["A", "B"], frame_of(model)))
+    text = "".join(p.text for p in pieces_of(model, order, state="S", question=question))
     assert prompt.ASK_WITHOUT_QUESTION in text

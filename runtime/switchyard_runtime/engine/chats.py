@@ -26,13 +26,15 @@ class ChatScheduler:
     A generation with several choices has its prompt evaluated once; the other choices go on from a snapshot of it. A
     chat's next turn goes on from a snapshot of the last one.
 
+    Attributes:
+        sharing: Snapshots work on this model.
+
     Args:
         context: The context; this object uses ``sequences``.
         prefixes: Where prompts and turns are kept.
         meter: Counts every decode.
         sequences: One for each choice that may run at the same time.
         chunk_tokens: Most tokens of a prompt in one decode.
-        sharing: Snapshots work on this model.
         reuse: Keep prompts and turns between requests, for the same caller.
         settled: Told how many tokens of waiting work were done or given up.
     """
@@ -45,7 +47,6 @@ class ChatScheduler:
         *,
         sequences: Sequence[int],
         chunk_tokens: int,
-        sharing: bool,
         reuse: bool,
         settled: Callable[[int], None],
     ) -> None:
@@ -55,8 +56,8 @@ class ChatScheduler:
         self._meter = meter
         self._free = list(reversed(sequences))
         self._chunk = min(chunk_tokens, context.shape.batch_tokens - len(sequences))
-        self._sharing = sharing
-        self._reuse = sharing and reuse
+        self.sharing = False
+        self._reuse = reuse
         self._settled = settled
         self._starting: deque[Generation] = deque()
         self._prefills: deque[Prefill] = deque()
@@ -160,7 +161,7 @@ class ChatScheduler:
         self._prefills.popleft()
         generation.prefilled = time.monotonic()
         self._keep(generation, generation.job.prompt, run.sequence)
-        if generation.unstarted and self._sharing:
+        if generation.unstarted and self.sharing:
             generation.base = self._context.save(run.sequence)
             generation.first_logits = rows[-1]
         self._advance(prefill.choice, rows[-1])
@@ -179,7 +180,7 @@ class ChatScheduler:
         """Start the next choice of ``generation``; False if it must wait until the first one has the prompt."""
         job = generation.job
         first = generation.unstarted == job.n
-        if not first and self._sharing and generation.base is None:
+        if not first and self.sharing and generation.base is None:
             return False
         try:
             choice = Choice(generation, job.n - generation.unstarted, self._free[-1], self._vocabulary)
@@ -203,7 +204,7 @@ class ChatScheduler:
 
     def _begin(self, choice: Choice) -> int:
         """Go on from what was kept of the chat's earlier turns; the tokens of it. One is left to be evaluated."""
-        if not self._reuse:
+        if not (self._reuse and self.sharing):
             return 0
         generation = choice.generation
         found = self._prefixes.longest_text(generation.job.prompt[:-1], caller=generation.job.caller)
@@ -218,7 +219,7 @@ class ChatScheduler:
 
     def _keep(self, generation: Generation, tokens: Sequence[int], sequence: int) -> None:
         """Keep what ``sequence`` holds, for the chat's next turn."""
-        if not self._reuse or len(tokens) < KEPT_TOKENS:
+        if not (self._reuse and self.sharing) or len(tokens) < KEPT_TOKENS:
             return
         chain = (Segment(tuple(tokens), private=True),)
         caller = generation.job.caller

@@ -33,6 +33,7 @@ from switchyard_runtime.engine.interface import (
 from switchyard_runtime.engine.llama import Context, ContextShape, LlamaError, json_grammar
 from switchyard_runtime.engine.meter import Meter
 from switchyard_runtime.engine.prefixes import PrefixStore
+from switchyard_runtime.engine.probe import conclude, examine
 from switchyard_runtime.engine.scorer import Scorer, ScoreRun
 from switchyard_runtime.engine.work import CallerLeftError, Generation, Ticket, Waiter
 from switchyard_runtime.errors import Kind, Problem, over_budget
@@ -40,8 +41,6 @@ from switchyard_runtime.errors import Kind, Problem, over_budget
 log = logging.getLogger(__name__)
 
 SCRATCH = 0
-SELF_TEST_TOKENS = 96
-SELF_TEST_TAIL = 8
 ScoreTicket = Ticket[ScoreRun, list[Score]]
 EmbeddingTicket = Ticket[EmbeddingJob, list[Logits]]
 WarmTicket = Ticket[tuple[Segment, ...], None]
@@ -54,7 +53,8 @@ class LlamaEngine:
 
     Args:
         context: Model and context; owned from now on.
-        identity: What answers say about this engine.
+        identity: What answers say about this engine; its probe's note, if any, says why snapshots must not be tried.
+        probing: Let the self-test find out whether prefixes can be shared; else they are not.
         chats: Choices generated at the same time; sequences 1 to ``chats``.
         chat_chunk_tokens: Most tokens of a chat's prompt in one decode; what a decision waits for at most.
         reuse_prefixes: Keep evaluated prefixes between requests.
@@ -69,6 +69,7 @@ class LlamaEngine:
         context: Context,
         identity: EngineIdentity,
         *,
+        probing: bool,
         chats: int,
         chat_chunk_tokens: int,
         reuse_prefixes: bool,
@@ -80,18 +81,17 @@ class LlamaEngine:
         self._context = context
         self._vocabulary = context.model.vocabulary
         self._identity = identity
+        self._probing = probing
         self._queue_limit = queue_limit
         self._decode_timeout = decode_timeout_s
         self._allowed = identity.model.context_tokens
         self._meter = Meter()
         self._prefixes = PrefixStore(prefix_cache_bytes)
-        sharing = identity.probe.prefix_sharing
         self._scorer = Scorer(
             context,
             self._prefixes,
             self._meter,
             scratch=SCRATCH,
-            sharing=sharing,
             reuse=reuse_prefixes,
             reuse_private=reuse_states,
         )
@@ -101,7 +101,6 @@ class LlamaEngine:
             self._meter,
             sequences=range(1, chats + 1),
             chunk_tokens=chat_chunk_tokens,
-            sharing=sharing,
             reuse=reuse_prefixes and reuse_states,
             settled=self._settle,
         )
@@ -120,6 +119,15 @@ class LlamaEngine:
         self._thread = threading.Thread(target=self._run, name="switchyard-engine", daemon=True)
 
     # --- what other threads call -------------------------------------------------------------------------------------
+
+    def started(self, stages: dict[str, float]) -> None:
+        """Note how many seconds each stage of the start took."""
+        self._meter.start_seconds = dict(stages)
+
+    @property
+    def start_seconds(self) -> dict[str, float]:
+        """Seconds that the start took, by stage; empty before it is over."""
+        return self._meter.start_seconds
 
     def start(self) -> None:
         """Start the thread: warm-up and self-test, then work. ``health`` tells when it is ready."""
@@ -530,24 +538,16 @@ class LlamaEngine:
     # --- start and end -----------------------------------------------------------------------------------------------
 
     def _self_test(self) -> None:
-        """Score a fixed prompt twice: finite and, where promised, the same to the bit. Measures the rate too."""
-        text = "The quick brown fox jumps over the lazy dog. " * 16
-        tokens = self._vocabulary.encode([Piece(text)], start=True)[: min(SELF_TEST_TOKENS, self._allowed)]
-        head, tail = Segment(tuple(tokens[:-SELF_TEST_TAIL])), tuple(tokens[-SELF_TEST_TAIL:])
-        prompt = ScorePrompt(shared=(head,), tail=tail)
-        run = ScoreRun(ScoreJob(prompts=(prompt, prompt), deadline=math.inf))
-        while not run.done:
-            self._scorer.next(run, queue_ms=0, wanted=lambda: None)
-        self._prefixes.clear()
-        first, second = run.scores
-        if not np.isfinite(first.logits).all():
-            raise LlamaError("the self-test's logits are not finite: the model file is damaged or not supported")
-        if first.logits.min() == first.logits.max():
-            raise LlamaError("the self-test's logits are all equal: the model gives embeddings, not next tokens")
-        if self._identity.probe.exact and not np.array_equal(first.logits, second.logits):
-            raise LlamaError("the self-test gave two different answers to one prompt")
+        """Evaluate a fixed prompt in every way there is, on the very context that serves. Measures the rate too."""
+        probe = self._identity.probe
+        if self._probing:
+            finding = examine(self._context, share=not probe.note, decoding=self._meter.decoding)
+            probe = conclude(finding, memory=probe.memory, note=probe.note)
+        else:
+            examine(self._context, share=False, decoding=self._meter.decoding)
+        self._identity = replace(self._identity, probe=probe)
+        self._scorer.sharing = self._chats.sharing = probe.prefix_sharing
         self._meter.counters = Counters()
-        self._meter.decided_at = 0.0
 
     def _fail_all(self, problem: Problem) -> None:
         with self._wake:

@@ -291,6 +291,11 @@ class Engine(Protocol):
         """Totals since start."""
         ...
 
+    @property
+    def start_seconds(self) -> dict[str, float]:
+        """Seconds that the start took, by stage."""
+        ...
+
     def health(self) -> Health:
         """Whether work can be taken, and why not. Never blocks."""
         ...

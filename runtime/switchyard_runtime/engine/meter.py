@@ -25,6 +25,7 @@ class Meter:
         rate: Evaluated tokens per second, smoothed over decodes of at least 16 tokens; 0 before the first.
         decision_s: Seconds that one decision takes in the engine, smoothed; 0 before the first.
         decided_at: When the last decision was finished, ``time.monotonic()``; 0 before the first.
+        start_seconds: Seconds that the start took, by stage.
         chat_step_s: Seconds that one decode of the chats takes, smoothed; 0 before the first.
     """
 
@@ -34,6 +35,7 @@ class Meter:
         self.decision_s = 0.0
         self.decided_at = 0.0
         self.chat_step_s = 0.0
+        self.start_seconds: dict[str, float] = {}
         self._started: float | None = None
 
     @contextmanager

@@ -32,7 +32,7 @@ class _Kept:
     snapshot: Snapshot
     saves: float
     text: bool
-    rank: float = 0.0
+    rank: tuple[float, int] = (0.0, 0)
     pins: int = 0
 
 
@@ -51,6 +51,7 @@ class PrefixStore:
         self._capacity = capacity_bytes
         self._kept: dict[Key, _Kept] = {}
         self._clock = 0.0
+        self._uses = 0
         self.bytes = 0
         self.evictions = 0
 
@@ -122,7 +123,8 @@ class PrefixStore:
         self.bytes = 0
 
     def _touch(self, kept: _Kept) -> None:
-        kept.rank = self._clock + kept.saves
+        self._uses += 1
+        kept.rank = self._clock + kept.saves, self._uses
 
     def _make_room(self, wanted: int) -> bool:
         pinned = sum(len(kept.snapshot) for kept in self._kept.values() if kept.pins)
@@ -131,7 +133,7 @@ class PrefixStore:
         while self.bytes + wanted > self._capacity:
             key = min((key for key, kept in self._kept.items() if not kept.pins), key=lambda key: self._kept[key].rank)
             victim = self._kept.pop(key)
-            self._clock = victim.rank
+            self._clock = victim.rank[0]
             self.bytes -= len(victim.snapshot)
             self.evictions += 1
         return True

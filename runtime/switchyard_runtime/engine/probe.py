@@ -1,7 +1,8 @@
-"""The start-up probe: may prefixes be shared on this model, and are answers exact to the bit?
+"""What the start finds out about a model: may snapshots be shared, and are answers exact to the bit?
 
-It runs in a child process, because some architectures abort the process on what they cannot do. The child prints one
-JSON line after each stage; whatever it managed to print before it died counts.
+The serving context itself proves it, at every start, as part of the self-test. Whether trying it is safe at all is a
+property of the architecture: llama.cpp aborts the process where an architecture cannot do something. The architectures
+that our tests run are known to be safe; any other is tried in a child process first.
 """
 
 from __future__ import annotations
@@ -10,22 +11,25 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from switchyard_runtime.engine.interface import Logits, Memory, Piece, Probe
-from switchyard_runtime.engine.llama import Context, ContextShape, Snapshot, opened
+from switchyard_runtime.engine.llama import Context, ContextShape, LlamaError, Snapshot, opened
 from switchyard_runtime.engine.segments import evaluate, settle
 
-PREFIX_TOKENS = (24, 70)
-TAIL_TOKENS = (5, 17)
+Decoding = Callable[[int], AbstractContextManager[None]]
+SAFE_ARCHITECTURES = frozenset({"gemma3", "llama", "mamba2", "qwen2", "qwen35"})
+PREFIX_TOKENS = 48
+TAIL_TOKENS = (8, 3)
 SEQUENCE_TOKENS = 256
-SEQUENCES = 4
 SCRATCH = 0
+OTHER = 1
 WORDS = (
     *("order", "refund", "parcel", "login", "error", "invoice", "tablet", "plan"),
     *("quote", "urgent", "calm", "late", "twice", "please", "never", "again"),
@@ -33,45 +37,91 @@ WORDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One stage's finding: ``noise`` is the largest absolute difference of any logit."""
+class Finding:
+    """Largest absolute differences of any logit between vectors that ought to be equal.
 
-    stage: Literal["recompute", "share"]
-    memory: Memory
-    noise: float
+    Attributes:
+        recomputed: Between a prompt and the same prompt evaluated again.
+        shared: Between it and what goes on from a snapshot, in either sequence; None when it was not tried.
+        comparisons: How many pairs of vectors were compared.
+    """
+
+    recomputed: float
+    shared: float | None
     comparisons: int
 
 
-Key = tuple[int, int]
+def examine(context: Context, *, share: bool, decoding: Decoding = lambda _: nullcontext()) -> Finding:
+    """Evaluate one prompt in every way in which the engine may come to it. Uses two sequences and leaves them empty.
+
+    Args:
+        context: A context that nothing else uses meanwhile.
+        share: Try snapshots too.
+        decoding: Entered around each decode with its number of tokens.
+
+    Raises:
+        LlamaError: The logits are no numbers, or all equal, so that nothing can be served.
+    """
+    prefix, tails = _texts(context)
+    alone = [_from_nothing(context, prefix, tail, decoding) for tail in tails]
+    _check(alone[0])
+    again = [_from_nothing(context, prefix, tail, decoding) for tail in tails]
+    recomputed = [_noise(a, b) for a, b in zip(alone, again, strict=True)]
+    if not share:
+        return Finding(recomputed=max(recomputed), shared=None, comparisons=len(recomputed))
+    snapshot = _snapshot(context, prefix)
+    shared = [
+        _noise(logits, _from_snapshot(context, snapshot, prefix, tail, at=at))
+        for at in (SCRATCH, OTHER)
+        for tail, logits in zip(tails, alone, strict=True)
+    ]
+    return Finding(recomputed=max(recomputed), shared=max(shared), comparisons=len(recomputed) + len(shared))
 
 
-def _texts(context: Context) -> tuple[list[list[int]], list[list[int]]]:
-    """Fixed, distinct token sequences that hold no control tokens."""
-    text = " ".join(f"{WORDS[i % 16]} {WORDS[(i * i + 3) % 16]}" for i in range(256))
-    tokens = context.model.vocabulary.encode([Piece(text)], start=False)
-    cuts = iter(range(0, len(tokens), 3))
-    return (
-        [tokens[(start := next(cuts)) : start + n] for n in PREFIX_TOKENS],
-        [tokens[(start := next(cuts)) : start + n] for n in TAIL_TOKENS],
-    )
+def _texts(context: Context) -> tuple[list[int], list[list[int]]]:
+    """A fixed beginning and two ways to go on; no control tokens, and no more than the context holds."""
+    text = " ".join(f"{WORDS[i % 16]} {WORDS[(i * i + 3) % 16]}" for i in range(128))
+    tokens = context.model.vocabulary.encode([Piece(text)], start=True)
+    room = context.shape.sequence_tokens - max(TAIL_TOKENS)
+    prefix = tokens[: min(PREFIX_TOKENS, room)]
+    at = len(prefix)
+    return prefix, [tokens[at + skip : at + skip + count] for skip, count in zip((0, 20), TAIL_TOKENS, strict=True)]
 
 
-def _recompute(context: Context, prefix: Sequence[int], tail: Sequence[int]) -> Logits:
+def _from_nothing(context: Context, prefix: Sequence[int], tail: Sequence[int], decoding: Decoding) -> Logits:
     context.clear(SCRATCH)
-    evaluate(context, prefix, sequence=SCRATCH, position=0, output=False)
+    evaluate(context, prefix, sequence=SCRATCH, position=0, output=False, decoding=decoding)
     settle(context, SCRATCH, save=False)
-    logits = evaluate(context, tail, sequence=SCRATCH, position=len(prefix), output=True)
-    assert logits is not None  # noqa: S101 - output=True
-    return logits
+    return _end(context, prefix, tail, at=SCRATCH)
 
 
-def _share(context: Context, at: int, snapshot: Snapshot, prefix: Sequence[int], tail: Sequence[int]) -> Logits:
-    context.clear(at)
+def _snapshot(context: Context, prefix: Sequence[int]) -> Snapshot:
+    evaluate(context, prefix, sequence=OTHER, position=0, output=False)
+    snapshot = settle(context, OTHER, save=True)
+    context.clear(OTHER)
+    assert snapshot is not None  # noqa: S101 - save=True
+    return snapshot
+
+
+def _from_snapshot(
+    context: Context, snapshot: Snapshot, prefix: Sequence[int], tail: Sequence[int], *, at: int
+) -> Logits:
     context.restore(snapshot, at)
+    return _end(context, prefix, tail, at=at)
+
+
+def _end(context: Context, prefix: Sequence[int], tail: Sequence[int], *, at: int) -> Logits:
     logits = evaluate(context, tail, sequence=at, position=len(prefix), output=True)
     context.clear(at)
     assert logits is not None  # noqa: S101 - output=True
     return logits
+
+
+def _check(logits: Logits) -> None:
+    if not np.isfinite(logits).all():
+        raise LlamaError("the self-test's logits are not finite: the model file is damaged or not supported")
+    if logits.min() == logits.max():
+        raise LlamaError("the self-test's logits are all equal: the model gives embeddings, not next tokens")
 
 
 def _noise(a: Logits, b: Logits) -> float:
@@ -79,103 +129,62 @@ def _noise(a: Logits, b: Logits) -> float:
     return 0.0 if same else float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
 
 
-def examine(context: Context) -> Iterator[Stage]:
-    """Compare logits computed alone with those of recomputed, saved and re-made prefixes, in differing company."""
-    prefixes, tails = _texts(context)
-    keys = [(p, t) for p in range(len(prefixes)) for t in range(len(tails))]
-    alone = {(p, t): _recompute(context, prefixes[p], tails[t]) for p, t in keys}
-    again = {(p, t): _recompute(context, prefixes[p], tails[t]) for p, t in reversed(keys)}
-    yield _stage("recompute", context, [_noise(alone[key], again[key]) for key in keys])
-    noise = []
-    for home, at in ((1, SCRATCH), (3, 2)):  # the second round saves and restores in other places, beside the old ones
-        snapshots = []
-        for prefix in prefixes:
-            context.clear(home)
-            evaluate(context, prefix, sequence=home, position=0, output=False)
-            snapshot = settle(context, home, save=True)
-            assert snapshot is not None  # noqa: S101 - save=True
-            snapshots.append(snapshot)
-        for p, t in keys:
-            noise.append(_noise(alone[p, t], _share(context, at, snapshots[p], prefixes[p], tails[t])))
-    yield _stage("share", context, noise)
-
-
-def _stage(name: Literal["recompute", "share"], context: Context, noise: Sequence[float]) -> Stage:
-    return Stage(stage=name, memory=context.model.memory, noise=max(noise), comparisons=len(noise))
-
-
-def conclude(stages: dict[str, Stage], *, memory: Memory, died: str) -> Probe:
-    """What the engine does with the findings: exactness is worth more than a saved prefix.
+def conclude(finding: Finding, *, memory: Memory, note: str = "") -> Probe:
+    """What the engine does with a finding: exactness is worth more than a saved prefix.
 
     Args:
-        stages: The stages that finished, by name.
+        finding: What ``examine`` found.
         memory: The model's kind of memory.
-        died: Why the child did not finish, or "".
+        note: Why snapshots were not tried, or "".
     """
-    recompute, share = stages.get("recompute"), stages.get("share")
-    if share is not None and share.noise == 0.0:
-        comparisons = share.comparisons + (recompute.comparisons if recompute else 0)
-        return Probe(
-            memory=memory, prefix_sharing=True, exact=True, noise_floor=0.0, comparisons=comparisons, note=died
-        )
-    if share is not None:
-        note = f"saved prefixes change logits by up to {share.noise:.3g}; prefixes are recomputed"
-    else:
-        note = f"the probe of saved prefixes did not finish ({died}); prefixes are recomputed"
-    if recompute is None:
-        return Probe(
-            memory=memory, prefix_sharing=False, exact=False, noise_floor=float("nan"), comparisons=0, note=note
-        )
+    sharing = finding.shared == 0.0
+    if finding.shared:
+        note = f"going on from a snapshot changes logits by up to {finding.shared:.3g}; prefixes are recomputed"
     return Probe(
         memory=memory,
-        prefix_sharing=False,
-        exact=recompute.noise == 0.0,
-        noise_floor=recompute.noise,
-        comparisons=recompute.comparisons,
+        prefix_sharing=sharing,
+        exact=finding.recomputed == 0.0,
+        noise_floor=finding.recomputed,
+        comparisons=finding.comparisons,
         note=note,
     )
 
 
-def run(
-    path: Path,
-    shape: ContextShape,
-    *,
-    gpu_layers: int,
-    memory: Memory,
-    timeout_s: float = 600,
-) -> Probe:
-    """Run the probe on the model at ``path`` in a child process that uses the same threads, batch and offload."""
+def why_not(path: Path, shape: ContextShape, *, architecture: str, gpu_layers: int, timeout_s: float = 600) -> str:
+    """Why snapshots must not be tried in this process, or "".
+
+    Args:
+        path: The model.
+        shape: The serving context's shape; the child uses the same threads, batch and formats.
+        architecture: The model's ``general.architecture``.
+        gpu_layers: Layers on the GPU.
+        timeout_s: Longest that the child may take.
+    """
+    if architecture in SAFE_ARCHITECTURES:
+        return ""
     asked = {"path": str(path), "gpu_layers": gpu_layers, "shape": asdict(shape)}
     command = [sys.executable, "-m", "switchyard_runtime.engine.probe", json.dumps(asked)]
+    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # an abort would start a debugger first
     try:
-        environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # an abort would start a debugger first
         done = subprocess.run(  # noqa: S603 - our own module
             command, capture_output=True, timeout=timeout_s, check=False, env=environment
         )
-        output, died = done.stdout, "" if done.returncode == 0 else f"exit status {done.returncode}"
-    except subprocess.TimeoutExpired as late:
-        output, died = late.stdout or b"", f"no answer within {timeout_s:.0f} s"
-    return conclude(_parse(output), memory=memory, died=died)
+    except subprocess.TimeoutExpired:
+        return _died(f"no answer within {timeout_s:.0f} s")
+    return "" if done.returncode == 0 else _died(f"exit status {done.returncode}")
 
 
-def _parse(output: bytes) -> dict[str, Stage]:
-    found: dict[str, Stage] = {}
-    for line in output.splitlines():
-        if line.startswith(b'{"stage"'):
-            stage = Stage(**json.loads(line))
-            found[stage.stage] = stage
-    return found
+def _died(how: str) -> str:
+    return f"snapshots were tried in a child process, which did not finish ({how}); prefixes are recomputed"
 
 
 def main(argument: str) -> None:
-    """The child: print one line per stage."""
+    """The child: try it, and end with status 0 if that is possible."""
     asked: dict[str, Any] = json.loads(argument)
-    asked["shape"]["sequence_tokens"] = max(SEQUENCE_TOKENS, asked["shape"]["batch_tokens"] // SEQUENCES)
-    shape = ContextShape(**(asked["shape"] | {"sequences": SEQUENCES}))
+    asked["shape"]["sequence_tokens"] = max(SEQUENCE_TOKENS, asked["shape"]["batch_tokens"] // 2)
+    shape = ContextShape(**(asked["shape"] | {"sequences": 2}))
     with opened(Path(asked["path"]), shape, gpu_layers=asked["gpu_layers"]) as context:
-        for stage in examine(context):
-            sys.stdout.write(json.dumps(asdict(stage)) + "\n")
-            sys.stdout.flush()
+        examine(context, share=True)
 
 
 if __name__ == "__main__":

@@ -49,12 +49,14 @@ class ScoreRun:
 class Scorer:
     """Evaluates score jobs on the engine's thread.
 
+    Attributes:
+        sharing: Snapshots are exact on this model; else every prompt is evaluated from the beginning.
+
     Args:
         context: The context; this object uses ``scratch``.
         prefixes: What is kept between jobs.
         meter: Counts every decode.
         scratch: A sequence of its own.
-        sharing: Snapshots are exact on this model; else every prompt is evaluated from the beginning.
         reuse: Keep what has no caller's text in it (instructions, questions) between jobs.
         reuse_private: Keep what has, for the same caller.
     """
@@ -66,7 +68,6 @@ class Scorer:
         meter: Meter,
         *,
         scratch: int,
-        sharing: bool,
         reuse: bool,
         reuse_private: bool,
     ) -> None:
@@ -74,13 +75,13 @@ class Scorer:
         self._prefixes = prefixes
         self._meter = meter
         self._scratch = scratch
-        self._sharing = sharing
+        self.sharing = False
         self._reuse = reuse
         self._reuse_private = reuse and reuse_private
 
     def missing(self, chain: Chain, *, caller: str) -> int:
         """Tokens of ``chain`` that would have to be evaluated now. Safe from any thread."""
-        return self._prefixes.missing(chain, caller=caller) if self._sharing and self._reuse else length(chain)
+        return self._prefixes.missing(chain, caller=caller) if self.sharing and self._reuse else length(chain)
 
     def next(self, run: ScoreRun, *, queue_ms: float, wanted: Wanted) -> None:
         """Score the next prompt of ``run``.
@@ -112,7 +113,7 @@ class Scorer:
 
     def warm(self, chain: Chain) -> None:
         """Evaluate ``chain``, which has no caller's text, and keep it for good."""
-        if not (self._sharing and self._reuse):
+        if not (self.sharing and self._reuse):
             return
         try:
             position = 0
@@ -130,7 +131,7 @@ class Scorer:
     def _begin(self, run: ScoreRun, chain: Chain, wanted: Wanted) -> int:
         """Put the longest known beginning of ``chain`` into the scratch sequence; how many segments it has."""
         wanted()
-        if not self._sharing:
+        if not self.sharing:
             return 0
         caller = run.job.caller
         found = self._prefixes.longest(chain, caller=caller) if self._reuse else None
@@ -149,8 +150,8 @@ class Scorer:
     def _end_segment(self, run: ScoreRun, chain: Chain) -> None:
         """Keep the scratch sequence, which holds ``chain``, for whoever may need it."""
         private = any(segment.private for segment in chain)
-        store = self._sharing and (self._reuse_private if private else self._reuse)
-        needed = self._sharing and run.needs(chain)
+        store = self.sharing and (self._reuse_private if private else self._reuse)
+        needed = self.sharing and run.needs(chain)
         snapshot = settle(self._context, self._scratch, save=store or needed)
         if snapshot is None:
             return

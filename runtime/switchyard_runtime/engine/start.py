@@ -1,13 +1,14 @@
-"""From settings to a running engine: find the file, load it, probe it, read back what was set, test it."""
+"""From settings to a running engine: find the file, load and hash it, read back what was set, test it."""
 
 from __future__ import annotations
 
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 
-from switchyard_runtime.engine import cores, llama, model_files, probe
+from switchyard_runtime.engine import cores, llama, memory, model_files, probe
 from switchyard_runtime.engine.core import LlamaEngine
-from switchyard_runtime.engine.interface import EngineIdentity, ModelInfo, Probe
+from switchyard_runtime.engine.interface import EngineIdentity, Memory, ModelInfo, Probe
 from switchyard_runtime.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -33,35 +34,39 @@ def start_engine(settings: Settings) -> LlamaEngine:
 
 
 def _start(settings: Settings) -> LlamaEngine:
-    began = time.monotonic()
+    watch = Stopwatch()
     files = model_files.resolve(settings.model_path)
-    sha256 = model_files.sha256(files)
-    hashed = time.monotonic()
-    model = llama.Model(files.first, gpu_layers=settings.gpu_layers)
-    try:
-        if not model.generates:
-            raise EngineStartError(
-                f"{files.first.name} is a {model.architecture} model without next-token logits; "
-                "it can neither decide nor chat"
+    with ThreadPoolExecutor(1, thread_name_prefix="model-sha256") as pool:
+        hashing = pool.submit(model_files.sha256, files)  # beside the loading, which reads the same pages
+        model = llama.Model(files.first, gpu_layers=settings.gpu_layers)
+        watch.lap("load")
+        try:
+            if not model.generates:
+                raise EngineStartError(
+                    f"{files.first.name} is a {model.architecture} model without next-token logits; "
+                    "it can neither decide nor chat"
+                )
+            allowed = _context_tokens(settings.context_tokens, trained=model.trained_context, name=files.first.name)
+            shape = llama.ContextShape(
+                sequence_tokens=allowed,
+                sequences=settings.chats + 1,
+                batch_tokens=min(settings.batch_tokens, allowed),
+                threads=settings.threads or cores.usable(),
+                flash_attention=settings.flash_attention,
+                cache_type=settings.cache_type,
             )
-        allowed = _context_tokens(settings.context_tokens, trained=model.trained_context, name=files.first.name)
-        shape = llama.ContextShape(
-            sequence_tokens=allowed,
-            sequences=settings.chats + 1,
-            batch_tokens=min(settings.batch_tokens, allowed),
-            threads=settings.threads or cores.usable(),
-            flash_attention=settings.flash_attention,
-            cache_type=settings.cache_type,
-        )
-        finding = _probe(settings, files, shape, model)
-        probed = time.monotonic()
-        context = llama.Context(model, shape)
-    except BaseException:
-        model.close()
-        raise
+            note = _why_not(settings, files, shape, model)
+            watch.lap("probe")
+            context = llama.Context(model, shape)
+            watch.lap("context")
+            sha256 = hashing.result()
+            watch.lap("hash")
+        except BaseException:
+            model.close()
+            raise
     identity = EngineIdentity(
         model=_model_info(files, model, sha256=sha256, allowed=allowed),
-        probe=finding,
+        probe=_untested(model.memory, note=note),
         llama_cpp=llama.llama_version(),
         binding=llama.BINDING,
         system_info=llama.system_info(),
@@ -74,6 +79,7 @@ def _start(settings: Settings) -> LlamaEngine:
     engine = LlamaEngine(
         context,
         identity,
+        probing=settings.probe,
         chats=settings.chats,
         chat_chunk_tokens=settings.chat_chunk_tokens,
         reuse_prefixes=settings.reuse_prefixes,
@@ -84,13 +90,31 @@ def _start(settings: Settings) -> LlamaEngine:
     )
     engine.start()
     engine.wait_ready(timeout_s=SELF_TEST_TIMEOUT_S)
-    log.info(
-        "engine ready: hash %.1f s, load and probe %.1f s, self-test %.1f s",
-        hashed - began,
-        probed - hashed,
-        time.monotonic() - probed,
-    )
+    watch.lap("self_test")
+    engine.started(watch.laps)
+    log.info("engine ready after %.1f s: %s; %s", watch.total, watch, memory.used() or "memory is not told here")
     return engine
+
+
+class Stopwatch:
+    """Seconds by stage."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        """End a stage."""
+        now = time.monotonic()
+        self.laps[stage], self._last = now - self._last, now
+
+    @property
+    def total(self) -> float:
+        """Seconds so far."""
+        return sum(self.laps.values())
+
+    def __str__(self) -> str:
+        return ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in self.laps.items())
 
 
 def _context_tokens(asked: int, *, trained: int, name: str) -> int:
@@ -102,17 +126,14 @@ def _context_tokens(asked: int, *, trained: int, name: str) -> int:
     return asked or min(DEFAULT_CONTEXT_TOKENS, trained)
 
 
-def _probe(settings: Settings, files: model_files.ModelFiles, shape: llama.ContextShape, model: llama.Model) -> Probe:
+def _why_not(settings: Settings, files: model_files.ModelFiles, shape: llama.ContextShape, model: llama.Model) -> str:
     if not settings.probe:
-        return Probe(
-            memory=model.memory,
-            prefix_sharing=False,
-            exact=False,
-            noise_floor=float("nan"),
-            comparisons=0,
-            note="the probe was switched off; prefixes are recomputed and exactness was not measured",
-        )
-    return probe.run(files.first, shape, gpu_layers=settings.gpu_layers, memory=model.memory)
+        return "the probe was switched off; prefixes are recomputed and exactness was not measured"
+    return probe.why_not(files.first, shape, architecture=model.architecture, gpu_layers=settings.gpu_layers)
+
+
+def _untested(kind: Memory, *, note: str) -> Probe:
+    return Probe(memory=kind, prefix_sharing=False, exact=False, noise_floor=float("nan"), comparisons=0, note=note)
 
 
 def _model_info(files: model_files.ModelFiles, model: llama.Model, *, sha256: str, allowed: int) -> ModelInfo:

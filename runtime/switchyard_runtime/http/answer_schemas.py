@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from switchyard_runtime.errors import Kind
 from switchyard_runtime.http.schema_parts import (
-    FLAG,
     COUNT,
     FLAG,
     INTEGER,

@@ -6,7 +6,8 @@ can make the number of time series grow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -14,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from switchyard_runtime.engine import memory
 from switchyard_runtime.engine.interface import Counters
 from switchyard_runtime.http.record import RequestRecord
 from switchyard_runtime.http.runtime import Runtime
@@ -109,6 +111,9 @@ class EngineCollector(Collector):
         if services is None:
             return
         yield from _engine_metrics(services.engine.counters)
+        yield _by_label("switchyard_start_seconds", "What the start took.", "stage", services.engine.start_seconds)
+        if (use := memory.used()) is not None:
+            yield _by_label("switchyard_memory_bytes", "The process's memory.", "kind", asdict(use))
         engine = services.engine.identity
         info = InfoMetricFamily("switchyard_identity", "What is being served.")
         info.add_metric(
@@ -124,6 +129,13 @@ class EngineCollector(Collector):
             },
         )
         yield info
+
+
+def _by_label(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], float(value))
+    return family
 
 
 def _engine_metrics(counters: Counters) -> Iterable[Metric]:
