@@ -24,6 +24,8 @@ from typing import NoReturn
 from switchyard.builds.container_storage import VARIABLE, own_storage
 
 _PODMAN = ("podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs")
+# Podman 4 lowers its own limit of processes to this.
+_MOST = 32768
 _PLAIN = {"images", "inspect", "kill", "logs", "port", "ps", "rm", "rmi", "stop", "tag", "wait", "info", "start", "cp"}
 """Verbs whose words podman takes as Docker does."""
 
@@ -187,9 +189,10 @@ def run(words: Sequence[str]) -> int:
 
 
 def _limits() -> list[str]:
-    """The limits of this process. Podman would raise them, which even root may not do everywhere."""
+    """Limits that podman can set: by default it raises them, which even root may not do everywhere."""
     names = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
-    return [f"{name}={':'.join(map(str, resource.getrlimit(limit)))}" for name, limit in names.items()]
+    hard = {name: resource.getrlimit(limit)[1] for name, limit in names.items()}
+    return [f"{name}={_MOST if most == resource.RLIM_INFINITY else min(most, _MOST)}" for name, most in hard.items()]
 
 
 def image(words: Sequence[str]) -> int:
