@@ -11,7 +11,8 @@ from aws_cdk import aws_s3_assets as s3_assets
 
 from stacks.environment_stack import EnvironmentStack
 from switchyard.environment import Environment
-from switchyard.releases.manifest import Release
+from switchyard.releases.bases import Bases, base_for
+from switchyard.releases.source import INPUTS
 from switchyard_constructs.hardware import Hardware
 from switchyard_constructs.image_build import ImageBuild
 from switchyard_constructs.image_repository import ImageRepository
@@ -19,12 +20,6 @@ from switchyard_constructs.model_build import ModelBuild
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILDSPECS = ROOT / "images"
-
-# What the builds need of this repository. Everything else would make a new source, and so a new template, for nothing.
-SOURCE = (
-    *("pyproject.toml", "requirements.txt", "README.md", "LICENSE", "NOTICE"),
-    *("constructs", "examples", "images", "models", "runtime", "switchyard"),
-)
 
 
 class BuildStack(EnvironmentStack):
@@ -39,7 +34,7 @@ class BuildStack(EnvironmentStack):
         scope: cdk.App,
         environment: Environment,
         *,
-        release: Release,
+        bases: Bases,
         artifacts: s3.IBucket,
         encryption_key: kms.IKey | None,
     ) -> None:
@@ -48,7 +43,7 @@ class BuildStack(EnvironmentStack):
         Args:
             scope: The app.
             environment: The environment.
-            release: Its published containers are what our images are built on.
+            bases: The published containers that our images are built on.
             artifacts: Where models are published to.
             encryption_key: The environment's key.
         """
@@ -61,7 +56,7 @@ class BuildStack(EnvironmentStack):
             "Source",
             path=str(ROOT),
             ignore_mode=cdk.IgnoreMode.GIT,
-            exclude=["/*", *(f"!/{name}" for name in SOURCE), "__pycache__", "*.egg-info"],
+            exclude=["/*", *(f"!/{name}" for name in INPUTS), "__pycache__", "*.egg-info"],
         )
         for model in environment.builds.models:
             build = ModelBuild(
@@ -79,7 +74,7 @@ class BuildStack(EnvironmentStack):
         if self.repository is not None:
             for name in environment.builds.images:
                 hardware = Hardware(name)
-                base = release.image("chat", hardware).published(
+                base = base_for(bases, hardware).published(
                     account=environment.images.chat_account, repository=environment.images.chat_repository
                 )
                 image = ImageBuild(

@@ -342,7 +342,8 @@ def test_release_refused_by_environment(
         (("images", "decision", "tpu"), {}, "images.decision.tpu.[key]: Input should be 'cpu', 'graviton' or 'cuda'"),
         (("images", "decision", "cpu", "architecture"), "riscv", "Input should be 'x86_64' or 'arm64' (it is 'riscv')"),
         (("models", "chat", "key"), "models/gemma/", "does not contain manifest_sha256"),
-        (("models", "chat", "bytes"), 0, "models.chat.bytes: Input should be greater than 0 (it is 0)"),
+        (("models", "chat", "files"), [], "models.chat.files: Tuple should have at least 1 item"),
+        (("models", "chat", "file"), "other.gguf", "file 'other.gguf' is not one of its files: gemma-3-270m-q4_k_m.g"),
         (("models",), {}, "models: Dictionary should have at least 1 item"),
         (("format",), "switchyard-release/2", "format: Input should be 'switchyard-release/1'"),
         (("extra",), 1, "extra: there is no such field"),
@@ -447,7 +448,9 @@ def test_sample_names_the_embedded_model() -> None:
         model = load_release().model(role)
         assert model.key == model_prefix(entry, content)
         assert model.manifest_sha256 == manifest_sha256(content)
-        assert (model.file, model.file_sha256, model.bytes) == (entry.file.name, entry.file.sha256, entry.file.size)
+        assert model.file == entry.file.name
+        assert model.objects() == {entry.file.name: (entry.file.size, entry.file.sha256)}
+        assert model.bytes == entry.file.size
 
 
 def test_model_manifest_is_a_function_of_the_entry() -> None:
