@@ -12,6 +12,7 @@ from aws_cdk import aws_s3_assets as s3_assets
 from stacks.environment_stack import EnvironmentStack
 from switchyard.environment import Environment
 from switchyard.releases.bases import Bases, base_for
+from switchyard.releases.plan import image_project, model_project
 from switchyard.releases.source import INPUTS
 from switchyard_constructs.hardware import Hardware
 from switchyard_constructs.image_build import ImageBuild
@@ -70,7 +71,7 @@ class BuildStack(EnvironmentStack):
                 log_retention=self.log_retention,
                 removal_policy=self.removal_policy,
             )
-            self.output(f"ModelProject{_pascal(model)}", build.project_name, f"Project that fetches {model}")
+            self.output(model_project(model), build.project_name, f"Project that fetches {model}")
         if self.repository is not None:
             for name in environment.builds.images:
                 hardware = Hardware(name)
@@ -89,7 +90,7 @@ class BuildStack(EnvironmentStack):
                     log_retention=self.log_retention,
                     removal_policy=self.removal_policy,
                 )
-                self.output(f"ImageProject{_pascal(name)}", image.project_name, f"Project that builds for {name}")
+                self.output(image_project(hardware), image.project_name, f"Project that builds for {name}")
 
     def _repository(self, encryption_key: kms.IKey | None) -> ImageRepository | None:
         images = self.settings.images
@@ -106,8 +107,3 @@ class BuildStack(EnvironmentStack):
         )
         self.output("RepositoryUri", made.repository.repository_uri, "Registry of our images")
         return made
-
-
-def _pascal(name: str) -> str:
-    """A name as part of an output's, which takes letters and digits only: ``qwen3.5-4b`` is ``Qwen354b``."""
-    return "".join(part.capitalize() for part in name.replace(".", "").split("-"))

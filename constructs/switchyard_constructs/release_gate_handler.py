@@ -52,8 +52,8 @@ def model_faults(s3: Any, wanted: Any) -> Iterator[str]:
             yield f"{where}{name} is missing"
         elif name == MANIFEST:
             body = s3.get_object(Bucket=bucket, Key=prefix + name)["Body"].read()
-            if (is_ := hashlib.sha256(body).hexdigest()) != manifest:
-                yield f"{where}{name} differs: sha256 {is_}, not {manifest}"
+            if (own := hashlib.sha256(body).hexdigest()) != manifest:
+                yield f"{where}{name} differs: sha256 {own}, not {manifest}"
         elif name not in files:
             yield f"{where}{name} does not belong there"
         elif there[name] != files[name][0]:

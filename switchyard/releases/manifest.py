@@ -214,9 +214,7 @@ class Release(_Strict):
     format: Annotated[Literal["switchyard-release/1"], Field(description="Version of this format.")]
     id: Annotated[
         ReleaseId,
-        Field(
-            description=f"The first {ID_DIGITS} digits of the hash of its content; a sample's is a name. The file's too."
-        ),
+        Field(description=f"First {ID_DIGITS} digits of the hash of its content; a name for a sample. Its file's too."),
     ]
     note: Annotated[str | None, Field(description="What a person should know about it; not part of the content.")] = (
         None

@@ -58,8 +58,8 @@ def check_committed(source: ReleaseSource, root: Path = ROOT) -> None:
         raise CommandError(
             f"what the builds are made of has changes that no commit has:\n{files}",
             code=ExitCode.USAGE,
-            hint="A release that others can trace names a commit. Commit these files, or say --allow-dirty: the release "
-            "then says so.",
+            hint="A release that others can trace names a commit. Commit these files, or say --allow-dirty: the "
+            "release then says so.",
         )
 
 
