@@ -17,12 +17,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import llama_cpp as L  # noqa: N812
+import llama_cpp.llama_cpp as binding
 import llama_cpp.llama_grammar as llama_grammar
 import numpy as np
+from llama_cpp._ggml import libggml as ggml
 
 from switchyard_runtime.engine.interface import Logits, Memory, Piece, Pooling
 
 BINDING = f"llama-cpp-python {L.__version__}"
+LIBRARIES = Path(binding._base_path)  # the folder that the binding took libllama from
+ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+ggml.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
+ggml.ggml_backend_load_all_from_path.restype = None
 POOLING: dict[int, Pooling] = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 GGML_LOG_ERROR = 4
@@ -63,7 +69,17 @@ class _Log:
         return None
 
 
+def _load_backends() -> None:
+    """Load the CPU's and the GPU's code where it lies in files of its own (a library built with ``GGML_BACKEND_DL``).
+
+    llama.cpp's programs do that themselves; a library that has its backends inside has devices from the start.
+    """
+    if not ggml.ggml_backend_dev_count():
+        ggml.ggml_backend_load_all_from_path(str(LIBRARIES).encode())
+
+
 LOG = _Log()
+_load_backends()
 L.llama_backend_init()
 
 
