@@ -99,7 +99,7 @@ class EndpointStack(EnvironmentStack):
             released = release.model(declared.role)
             model = GatedModel(
                 bucket=shared.bucket_name,
-                prefix=released.prefix,
+                prefix=released.key,
                 manifest_sha256=released.manifest_sha256,
                 objects=released.objects(),
             )
@@ -112,6 +112,7 @@ class EndpointStack(EnvironmentStack):
             local_only=release.sample,
             encryption_key=shared.encryption_key,
             log_retention=self.log_retention,
+            removal_policy=self.removal_policy,
         )
         gate.guard(*everything)
 

@@ -75,7 +75,7 @@ class ReleaseGate(Construct):
         resource: The custom resource.
         function: The Lambda function.
         role: Its role.
-        log_group: Its log group, deleted with the stack.
+        log_group: Its log group.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class ReleaseGate(Construct):
         local_only: bool = False,
         encryption_key: kms.IKey | None = None,
         log_retention: logs.RetentionDays = logs.RetentionDays.ONE_MONTH,
+        removal_policy: cdk.RemovalPolicy = cdk.RemovalPolicy.DESTROY,
     ) -> None:
         """Make the check.
 
@@ -97,12 +98,16 @@ class ReleaseGate(Construct):
             image: The image; None where it stands for none that could be looked for.
             model: The model; None for one that the container fetches from a hub.
             local_only: Refuse every account but 000000000000, which only an emulator can have.
-            encryption_key: The KMS key of the model's bucket.
-            log_retention: How long the function's log is kept while the stack exists.
+            encryption_key: The KMS key of the model's bucket, and of the function's log; its policy has to let
+                CloudWatch Logs use it.
+            log_retention: How long the function's log is kept.
+            removal_policy: What becomes of its log when the stack is deleted.
         """
         super().__init__(scope, id)
         stack = cdk.Stack.of(self)
-        self.log_group = logs.LogGroup(self, "Log", retention=log_retention, removal_policy=cdk.RemovalPolicy.DESTROY)
+        self.log_group = logs.LogGroup(
+            self, "Log", retention=log_retention, removal_policy=removal_policy, encryption_key=encryption_key
+        )
         self.role = iam.Role(
             self,
             "Role",

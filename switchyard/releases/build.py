@@ -18,7 +18,7 @@ from switchyard.releases.checks import (
     State,
     findings,
     image_manifest,
-    recorded_object,
+    recorded_size,
     registry_of,
 )
 from switchyard.releases.local_builds import run_builds_here
@@ -204,7 +204,7 @@ def _gone(
         if isinstance(thing, Hardware):
             there = (
                 image_manifest(aws, order.environment, "decision", exported["IMAGE_DIGEST"]) is not None
-                and recorded_object(aws, order.bucket, exported["IMAGE_SBOM_KEY"]) is not None
+                and recorded_size(aws, order.bucket, exported["IMAGE_SBOM_KEY"]) is not None
             )
         else:
             there = _model_is_there(aws, order.bucket, exported["MODEL_KEY"])
@@ -214,11 +214,10 @@ def _gone(
 
 
 def _model_is_there(aws: Aws, bucket: str, key: str) -> bool:
-    prefix = _prefix(key)
-    if (manifest := _object(aws, bucket, f"{prefix}{MODEL_MANIFEST}")) is None:
+    if (manifest := _object(aws, bucket, f"{key}{MODEL_MANIFEST}")) is None:
         return False
-    names = [each.name for each in read_manifest(manifest).files] if key.endswith("/") else [key.removeprefix(prefix)]
-    return all(recorded_object(aws, bucket, prefix + name) is not None for name in names)
+    files = read_manifest(manifest).files
+    return all(recorded_size(aws, bucket, key + each.name) is not None for each in files)
 
 
 def _content(
@@ -283,25 +282,18 @@ def _image(exported: Mapping[str, str], done: FinishedBuild, base: ReleasedImage
 
 def _model(aws: Aws, bucket: str, name: str, exported: Mapping[str, str]) -> dict[str, Any]:
     key, said = exported["MODEL_KEY"], exported["MODEL_MANIFEST_SHA256"]
-    where = f"s3://{bucket}/{_prefix(key)}{MODEL_MANIFEST}"
-    if (content := _object(aws, bucket, f"{_prefix(key)}{MODEL_MANIFEST}")) is None:
+    where = f"s3://{bucket}/{key}{MODEL_MANIFEST}"
+    if (content := _object(aws, bucket, f"{key}{MODEL_MANIFEST}")) is None:
         raise CommandError(f"the build of the model {name} said that it published {where}, and it is missing")
     if (found := hashlib.sha256(content).hexdigest()) != said:
         raise CommandError(f"{where} differs: sha256 {found}, and its build said {said}")
     manifest = read_manifest(content)
-    archive = None
-    if not key.endswith("/"):
-        recorded = recorded_object(aws, bucket, key)
-        if recorded is None or recorded[1] is None:
-            raise CommandError(f"s3://{bucket}/{key} is missing, or has no sha256 recorded with it")
-        archive = {"size": recorded[0], "sha256": recorded[1]}
     return {
         "name": manifest.name,
         "key": key,
         "manifest_sha256": said,
         "file": manifest.file.name,
         "files": [each.model_dump(mode="json", include={"name", "role", "size", "sha256"}) for each in manifest.files],
-        "archive": archive,
     }
 
 
@@ -312,10 +304,6 @@ def _exported(done: FinishedBuild, names: Sequence[str]) -> dict[str, str]:
             hint="The build specification in images/ exports them; deploy the stack of builds anew and run this again.",
         )
     return {name: done.exported[name] for name in names}
-
-
-def _prefix(key: str) -> str:
-    return f"{key.rpartition('/')[0]}/"
 
 
 def _object(aws: Aws, bucket: str, key: str) -> bytes | None:

@@ -5,7 +5,6 @@ The gate in every endpoint's stack asks the same functions (``switchyard_constru
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -157,14 +156,14 @@ def model_faults(aws: Aws, model: ReleasedModel, *, bucket: str, deep: bool = Fa
     """A sentence for everything that is wrong with a model in a bucket."""
     from switchyard_constructs import release_gate_handler as gate
 
-    wanted = [bucket, model.prefix, model.manifest_sha256, model.objects()]
+    wanted = [bucket, model.key, model.manifest_sha256, model.objects()]
     with told():
         found = list(gate.model_faults(aws.client("s3"), wanted))
     yield from found
     if deep and not found:
         for name, (_, sha256) in model.objects().items():
-            if (read := object_sha256(aws, bucket, model.prefix + name)) != sha256:
-                yield f"s3://{bucket}/{model.prefix}{name} differs: sha256 {read}, not {sha256}"
+            if (read := object_sha256(aws, bucket, model.key + name)) != sha256:
+                yield f"s3://{bucket}/{model.key}{name} differs: sha256 {read}, not {sha256}"
 
 
 def image_faults(
@@ -303,8 +302,8 @@ def object_sha256(aws: Aws, bucket: str, key: str) -> str | None:
     return digest.hexdigest()
 
 
-def recorded_object(aws: Aws, bucket: str, key: str) -> tuple[int, str | None] | None:
-    """An object's size in bytes and the sha256 that is recorded with it; None where there is none.
+def recorded_size(aws: Aws, bucket: str, key: str) -> int | None:
+    """An object's size in bytes; None where there is none.
 
     Raises:
         CommandError: S3 cannot be asked.
@@ -313,14 +312,11 @@ def recorded_object(aws: Aws, bucket: str, key: str) -> tuple[int, str | None] |
 
     with told():
         try:
-            head = aws.client("s3").head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+            return int(aws.client("s3").head_object(Bucket=bucket, Key=key)["ContentLength"])
         except ClientError as error:
             if error_code(error) in _ABSENT:
                 return None
             raise
-    own = str(head.get("ChecksumSHA256", "-"))
-    sha256 = head["Metadata"].get("sha256") if "-" in own else base64.b64decode(own).hex()
-    return int(head["ContentLength"]), sha256
 
 
 def scan_summary(aws: Aws, environment: Environment, image: ReleasedImage) -> str:

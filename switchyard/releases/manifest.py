@@ -68,24 +68,14 @@ class ReleasedFile(_Strict):
     sha256: Annotated[Sha256, Field(description="Hash of its bytes.")]
 
 
-class ReleasedArchive(_Strict):
-    """The ``model.tar.gz`` of a model that is stored as one."""
-
-    size: Annotated[int, Field(gt=0, description="Size in bytes.")]
-    sha256: Annotated[Sha256, Field(description="Hash of its bytes.")]
-
-
 class ReleasedModel(_Strict):
     """A model's files in an artifact bucket, below a key that holds their hash."""
 
     name: Annotated[str, Field(min_length=1, description="Name in the model catalogue.")]
-    key: Annotated[str, Field(description="Where it lies in each bucket: a prefix ending in '/', or a '.tar.gz'.")]
+    key: Annotated[str, Field(description="Where it lies in each bucket: a prefix that ends in '/'.")]
     manifest_sha256: Annotated[Sha256, Field(description="Hash of its model-manifest.json; a part of the key.")]
     file: Annotated[FilePath, Field(description="The GGUF file that is served; one of its files.")]
     files: Annotated[tuple[ReleasedFile, ...], Field(min_length=1, description="Every file, as its manifest has it.")]
-    archive: Annotated[
-        ReleasedArchive | None, Field(description="The archive, where the key ends in '.tar.gz'; null otherwise.")
-    ] = None
 
     @model_validator(mode="after")
     def _content_addressed(self) -> ReleasedModel:
@@ -100,24 +90,17 @@ class ReleasedModel(_Strict):
         if self.file not in names:
             raise ValueError(f"file {self.file!r} is not one of its files: {', '.join(names)}")
         self.artifact(bucket="any")
-        if (self.archive is not None) != self.key.endswith(".tar.gz"):
-            raise ValueError(f"key {self.key!r} and archive do not fit: a '.tar.gz' has one, a prefix has none")
+        if not self.key.endswith("/"):
+            raise ValueError(f"key {self.key!r} is not a prefix: end it in '/'; a release has no archives")
         return self
 
     @property
-    def prefix(self) -> str:
-        """The folder of its files in each bucket, ending in ``/``; for an archive, the archive's."""
-        return self.key if self.key.endswith("/") else f"{self.key.rpartition('/')[0]}/"
-
-    @property
     def bytes(self) -> int:
-        """Size of what is fetched, in bytes: all files, or the archive."""
-        return self.archive.size if self.archive is not None else sum(each.size for each in self.files)
+        """Size of all files, in bytes."""
+        return sum(each.size for each in self.files)
 
     def objects(self) -> dict[str, tuple[int, str]]:
-        """What must lie below the prefix beside the manifest: size in bytes and sha256 by name."""
-        if self.archive is not None:
-            return {self.key.rpartition("/")[2]: (self.archive.size, self.archive.sha256)}
+        """What must lie below the key beside the manifest: size in bytes and sha256 by name."""
         return {each.name: (each.size, each.sha256) for each in self.files}
 
     def artifact(self, *, bucket: str) -> ModelArtifact:

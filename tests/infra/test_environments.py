@@ -361,10 +361,10 @@ def test_manifest_refused(path: tuple[str, ...], value: Any, sentence: str) -> N
     assert "r.json" in refused.value.message
 
 
-def test_manifest_key_must_be_a_prefix_or_an_archive() -> None:
+def test_manifest_key_must_be_a_prefix() -> None:
     content = manifest()
-    content["models"]["chat"]["key"] = content["models"]["chat"]["key"].rstrip("/")
-    with pytest.raises(CommandError, match="is neither a prefix nor an archive"):
+    content["models"]["chat"]["key"] += "model.tar.gz"
+    with pytest.raises(CommandError, match="is not a prefix: end it in '/'"):
         parse_release(content, source="r.json")
 
 
@@ -462,12 +462,14 @@ def test_model_manifest_is_a_function_of_the_entry() -> None:
 
 
 def test_model_manifest_needs_the_size() -> None:
-    unpinned = catalogue()["qwen3.5-4b"]
+    pinned = catalogue()["gemma-3-270m"]
+    sizeless = pinned.file.model_copy(update={"size": None})
+    unpinned = pinned.model_copy(update={"files": (sizeless,)})
     with pytest.raises(CommandError, match="does not say how large"):
         model_manifest(unpinned)
-    assert json.loads(model_manifest(unpinned, size=5))["files"][0]["size"] == 5
+    assert json.loads(model_manifest(unpinned, {unpinned.file.name: 5}))["files"][0]["size"] == 5
     with pytest.raises(CommandError, match="has 5 bytes; the catalogue says 253113024"):
-        model_manifest(catalogue()["gemma-3-270m"], size=5)
+        model_manifest(catalogue()["gemma-3-270m"], {"gemma-3-270m-q4_k_m.gguf": 5})
 
 
 def models_within(model: type[BaseModel]) -> set[type[BaseModel]]:
