@@ -147,7 +147,18 @@ def push(words: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         digest = Path(folder) / "digest"
         place = f"docker://{location(given.image)}"
-        command = [*_PODMAN, "push", "--digestfile", str(digest), *["--quiet"] * given.quiet, given.image, place]
+        # With a format, a refused manifest is not tried again as another kind, which would hide the reason.
+        command = [
+            *_PODMAN,
+            "push",
+            "--format",
+            "v2s2",
+            "--digestfile",
+            str(digest),
+            *["--quiet"] * given.quiet,
+            given.image,
+            place,
+        ]
         if status := _run(command):
             return status
         tag = given.image.rpartition("/")[2].partition(":")[2] or "latest"
