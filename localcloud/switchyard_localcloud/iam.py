@@ -16,6 +16,7 @@ SAGEMAKER = "sagemaker"
 RUNTIME = "sagemaker-runtime"
 SCALING = "application-autoscaling"
 LOGS = "logs"
+ECR = "ecr"
 CODEBUILD = "codebuild"
 
 _STREAM_SUFFIX = "-response-stream"
@@ -47,6 +48,8 @@ def extend() -> None:
             return scaling_resource(_members(body))
         if service == CODEBUILD:
             return build_resource(wire.operation(headers), _members(body), region=region, account=account)
+        if service == ECR and isinstance(owner := _members(body).get("registryId"), str):
+            account = owner
         found = resource(service, method, path, headers, body, query, region, account)
         return log_resource(found, wire.operation(headers), _members(body)) if service == LOGS else found
 

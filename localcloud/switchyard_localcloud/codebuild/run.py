@@ -64,7 +64,7 @@ class Run:
         self._process: subprocess.Popen[str] | None = None
         self._stopped = threading.Event()
         self._starting = threading.Lock()
-        self.record = _record(project, name, timeout_minutes, initiator)
+        self.record = _record(project, name, timeout_minutes, initiator, variables)
         self._own_phases: list[Record] = [_phase("SUBMITTED", ended=True), _phase("QUEUED", ended=True)]
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -231,7 +231,7 @@ class Run:
         self.record["buildComplete"] = True
 
 
-def _record(project: Record, name: str, timeout_minutes: float, initiator: str) -> Record:
+def _record(project: Record, name: str, timeout_minutes: float, initiator: str, variables: Mapping[str, str]) -> Record:
     identifier = f"{project['name']}:{name}"
     account, region = get_account_id(), get_region()
     given = project.get("logsConfig", {}).get("cloudWatchLogs", {})
@@ -251,7 +251,12 @@ def _record(project: Record, name: str, timeout_minutes: float, initiator: str) 
         "phases": [],
         "source": project["source"],
         "artifacts": {"location": ""},
-        "environment": project["environment"],
+        "environment": {
+            **project["environment"],
+            "environmentVariables": [
+                {"name": name, "type": "PLAINTEXT", "value": value} for name, value in variables.items()
+            ],
+        },
         "serviceRole": project["serviceRole"],
         "logs": {
             "groupName": group,

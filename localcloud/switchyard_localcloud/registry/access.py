@@ -40,6 +40,11 @@ class Access:
         self._cloud = cloud
         self._tokens: dict[str, tuple[Caller, float]] = {}
 
+    @property
+    def registry(self) -> str:
+        """``HOST:PORT`` of the registry."""
+        return self._cloud.registry
+
     def token(self, access_key_id: str, account: str) -> tuple[str, float]:
         """A new token of a caller, and when it ends."""
         now = time.time()

@@ -28,7 +28,7 @@ from switchyard_localcloud.wire import Parameters, Response
 Record = dict[str, Any]
 
 _NOT_SCANNED = "The local cloud scans nothing: these findings are empty because nobody looked."
-_LAYERS = ("BatchCheckLayerAvailability", "GetDownloadUrlForLayer")
+_LAYERS = ("BatchCheckLayerAvailability",)
 _UPLOADS = ("CompleteLayerUpload", "InitiateLayerUpload", "UploadLayerPart")
 
 
@@ -113,11 +113,11 @@ class Images:
 
     def install(self) -> None:
         """Replace ministack's operations on images, and its own registry, which asks nobody for a token."""
-        ecr._describe_images = _in_repository(self._describe)
+        ecr._describe_images = _in_repository(self._describe, of_any=True)
         ecr._list_images = _in_repository(_list)
-        ecr._batch_get_image = _in_repository(_get)
+        ecr._batch_get_image = _in_repository(_get, of_any=True)
         ecr._batch_delete_image = _in_repository(self._delete)
-        scan_findings = _in_repository(_scan_findings)
+        scan_findings = _in_repository(_scan_findings, of_any=True)
         start_scan = _in_repository(_start_scan)
         delete_repository = ecr._delete_repository
 
@@ -137,6 +137,11 @@ class Images:
             if operation in (*_LAYERS, *_UPLOADS):
                 return wire.refuse(
                     not_emulated(f"{operation}: layers go through the registry, by docker push and pull")
+                )
+            if operation == "GetDownloadUrlForLayer":
+                token, _ = self.access.token(router.extract_access_key_id(headers, query), get_account_id())
+                return _in_repository(lambda name, given: self._layer_url(name, given, token), of_any=True)(
+                    wire.read(body)
                 )
             if operation in ("DescribeImageScanFindings", "StartImageScan"):
                 try:
@@ -160,6 +165,15 @@ class Images:
         endpoint = f"https://{host_of(get_account_id(), get_region())}"
         data = {"authorizationToken": encoded, "expiresAt": int(end), "proxyEndpoint": endpoint}
         return wire.answer({"authorizationData": [data]})
+
+    def _layer_url(self, name: str, parameters: Parameters, token: str) -> Parameters:
+        """An address that gives a layer to whoever has it, for as long as a login lasts."""
+        path = f"{host_of(get_account_id(), get_region())}/{name}/blobs/{parameters['layerDigest']}"
+        address = self.access.registry
+        return {
+            "downloadUrl": f"http://{address}/v2/{path}?token={token}",
+            "layerDigest": parameters["layerDigest"],
+        }
 
     def _describe(self, name: str, parameters: Parameters) -> Parameters:
         images = ecr._images.get(name, [])
@@ -202,18 +216,27 @@ def _here(name: str) -> Repository:
     return Repository(get_account_id(), get_region(), name)
 
 
-def _in_repository(perform: Callable[[str, Parameters], Parameters]) -> Callable[[Parameters], Response]:
-    """An operation of ministack's table that needs a repository."""
+def _in_repository(
+    perform: Callable[[str, Parameters], Parameters], *, of_any: bool = False
+) -> Callable[[Parameters], Response]:
+    """An operation of ministack's table that needs a repository.
+
+    Args:
+        perform: Answers for a repository that exists.
+        of_any: Whether it reads repositories of other accounts too, where ``registryId`` names one.
+    """
 
     def work(parameters: Parameters) -> Response:
         name = parameters.get("repositoryName", "")
+        account = parameters.get("registryId") or get_account_id()
         try:
-            if name not in ecr._repositories:
-                raise ServiceError(
-                    f"The repository with name '{name}' does not exist in the registry with id '{get_account_id()}'",
-                    code="RepositoryNotFoundException",
-                )
-            return wire.answer(perform(name, parameters))
+            with request_scope(account if of_any else get_account_id(), get_region()):
+                if name not in ecr._repositories:
+                    raise ServiceError(
+                        f"The repository with name '{name}' does not exist in the registry with id '{account}'",
+                        code="RepositoryNotFoundException",
+                    )
+                return wire.answer(perform(name, parameters))
         except ServiceError as error:
             return wire.refuse(error)
 

@@ -6,6 +6,7 @@ registries of all accounts. It listens on 127.0.0.1 without TLS.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -96,7 +97,9 @@ class Registry:
         await _send(answer, send, head=request.method == "HEAD")
 
     async def _answer(self, path: str, request: _Request) -> _Answer:
-        caller = self._images.access.caller(request.headers.get("authorization", ""))
+        signed = request.asked("token")  # of an address that GetDownloadUrlForLayer gave
+        login = f"Basic {base64.b64encode(f'AWS:{signed}'.encode()).decode()}" if signed else ""
+        caller = self._images.access.caller(request.headers.get("authorization") or login)
         if caller is None:
             challenge = {"www-authenticate": 'Basic realm="Switchyard local cloud",service="ecr.amazonaws.com"'}
             raise _RefusedError(
