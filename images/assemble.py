@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ RECORD_OF_SOURCES = Path("/root/THIRD_PARTY_SOURCE_CODE_URLS")
 """Where the AWS containers list what they were built from; llama.cpp is there with its tag."""
 
 
-class Refusal(Exception):
+class BaseImageError(Exception):
     """The image cannot be built; the message says why and what to do."""
 
 
@@ -38,7 +37,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         assemble(arguments.source, build=arguments.llama_cpp, wanted_binding=arguments.binding, epoch=arguments.epoch)
-    except Refusal as refusal:
+    except BaseImageError as refusal:
         sys.stderr.write(f"the image is refused: {refusal}\n")
         return 1
     return 0
@@ -48,12 +47,11 @@ def assemble(source: Path, *, build: str, wanted_binding: str, epoch: int) -> No
     """Make /opt/switchyard.
 
     Raises:
-        Refusal: The base is not what the arguments say, or the pair is not in the table.
+        BaseImageError: The base is not what the arguments say, or the pair is not in the table.
     """
     check_libraries()
     check_build(build)
-    engine = source / "runtime" / "switchyard_runtime" / "engine"
-    requirement = binding_requirement(engine / "abi.toml", build=build, wanted=wanted_binding)
+    requirement = binding_requirement(source / "runtime", build=build, wanted=wanted_binding)
     tools = HOME.with_name("switchyard-build")
     run(sys.executable, "-m", "venv", tools)
     pip = [tools / "bin" / "python", "-m", "pip", "--no-cache-dir", "--disable-pip-version-check", "--quiet"]
@@ -72,6 +70,8 @@ def assemble(source: Path, *, build: str, wanted_binding: str, epoch: int) -> No
         ignore=shutil.ignore_patterns("__pycache__"),
     )
     tidy(packages)
+    python = [HOME / "bin" / "python", "-I", "-B"]
+    run(*python, "-m", "switchyard_runtime.engine.abi", environment={"LLAMA_CPP_BUILD": build})
     set_times(HOME, epoch)
 
 
@@ -79,7 +79,7 @@ def check_libraries() -> None:
     """Refuse a base without llama.cpp's libraries."""
     missing = [name for name in NEEDED if not (LIBRARIES / name).exists()]
     if missing:
-        raise Refusal(
+        raise BaseImageError(
             f"the base image has no {' and no '.join(missing)} in {LIBRARIES}, so it is not a llama.cpp container; "
             "build on one that is (BASE_IMAGE)"
         )
@@ -89,12 +89,12 @@ def check_build(wanted: str) -> None:
     """Refuse a base whose llama.cpp is another build than the one that was announced."""
     found = set(builds_of_base())
     if not found:
-        raise Refusal(
+        raise BaseImageError(
             f"the base image does not say which llama.cpp it has: no line of it in {RECORD_OF_SOURCES}, and no "
             f"llama-server in {LIBRARIES} that can be asked"
         )
     if found != {wanted}:
-        raise Refusal(
+        raise BaseImageError(
             f"the base image has llama.cpp {' and '.join(sorted(found))}, but LLAMA_CPP_BUILD says {wanted}; "
             "give the build that the base has"
         )
@@ -114,18 +114,18 @@ def builds_of_base() -> Iterator[str]:
             yield f"b{match.group(1)}"
 
 
-def binding_requirement(table: Path, *, build: str, wanted: str) -> str:
+def binding_requirement(runtime: Path, *, build: str, wanted: str) -> str:
     """The line that makes pip take the right binding, with its hash."""
-    known = tomllib.loads(table.read_text(encoding="utf-8"))
-    pairs = {pair["llama_cpp"]: pair["binding"] for pair in known["pair"]}
-    if build not in pairs:
-        raise Refusal(
-            f"no binding is known for llama.cpp {build}; {table.name} knows {', '.join(sorted(pairs))}. Add the pair "
-            "once its struct sizes and defaults have been measured"
-        )
-    if pairs[build] != wanted:
-        raise Refusal(f"llama.cpp {build} goes with {BINDING} {pairs[build]}, but BINDING says {wanted}")
-    return f"{BINDING}=={wanted} --hash=sha256:{known['binding'][wanted]['sdist_sha256']}\n"
+    sys.path.insert(0, str(runtime))
+    from switchyard_runtime.engine import abi
+
+    try:
+        pair = abi.binding_for(build)
+    except abi.AbiError as error:
+        raise BaseImageError(str(error)) from None
+    if pair.binding != wanted:
+        raise BaseImageError(f"llama.cpp {build} goes with {BINDING} {pair.binding}, but BINDING says {wanted}")
+    return f"{BINDING}=={pair.binding} --hash=sha256:{pair.sdist_sha256}\n"
 
 
 def install_binding(pip: list[object], into: list[object], requirement: str, tools: Path) -> None:
@@ -163,12 +163,12 @@ def run(*command: object, environment: dict[str, str] | None = None) -> None:
     """Run a step.
 
     Raises:
-        Refusal: It failed; what it wrote is above.
+        BaseImageError: It failed; what it wrote is above.
     """
     step = [str(part) for part in command]
     done = subprocess.run(step, check=False, env={**os.environ, **(environment or {})})  # noqa: S603
     if done.returncode:
-        raise Refusal(f"this step ended with {done.returncode}, see above: {' '.join(step)}")
+        raise BaseImageError(f"this step ended with {done.returncode}, see above: {' '.join(step)}")
 
 
 def output(*command: object) -> str:

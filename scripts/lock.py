@@ -1,5 +1,4 @@
-"""Write the lock files: requirements.txt (everything), runtime/requirements.txt (what the images carry), and
-images/build-requirements.txt (what builds the images' binding).
+"""Write the lock files: of everything, of what the images carry, of what builds the images' binding.
 
 Called by ``make lock``. The second is a subset of the first, version by version, without llama-cpp-python: an image
 takes the version that fits its base, from ``runtime/switchyard_runtime/engine/abi.toml``.

@@ -88,7 +88,7 @@ EXPOSE 8080
 Report = Callable[[str], None]
 
 
-class Unusable(RuntimeError):
+class StandInError(RuntimeError):
     """The stand-in cannot be made here; the message says what is missing."""
 
 
@@ -114,7 +114,7 @@ def main() -> int:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
     try:
         base = make(report=lambda line: print(line, file=sys.stderr))
-    except Unusable as error:
+    except StandInError as error:
         print(error, file=sys.stderr)
         return 1
     print(json.dumps({"reference": base.reference, "llama_cpp": base.llama_cpp, "libraries": str(base.libraries)}))
@@ -125,13 +125,13 @@ def make(*, report: Report = lambda _: None) -> Base:
     """The image, made now or found.
 
     Raises:
-        Unusable: A command is missing, or this is not root.
+        StandInError: A command is missing, or this is not root.
     """
     missing = sorted({package for command, package in NEEDED.items() if shutil.which(command) is None})
     if missing:
-        raise Unusable(f"the stand-in base needs commands that are missing here: apt-get install {' '.join(missing)}")
+        raise StandInError(f"the stand-in base needs what is not installed here: apt-get install {' '.join(missing)}")
     if os.geteuid() != 0:
-        raise Unusable("the stand-in base needs root: it makes a Debian root folder and mounts it")
+        raise StandInError("the stand-in base needs root: it makes a Debian root folder and mounts it")
     libraries = build_libraries(report)
     root = make_root(report)
     name = f"{NAME}:{key(root.name, libraries.parent.name, CONTAINERFILE, trust())}"
@@ -201,7 +201,7 @@ def archive() -> Path:
                 digest.update(block)
                 file.write(block)
         if digest.hexdigest() != ARCHIVE_SHA256:
-            raise Unusable(f"{ARCHIVE} has the sha256 {digest.hexdigest()}, not {ARCHIVE_SHA256}")
+            raise StandInError(f"{ARCHIVE} has the sha256 {digest.hexdigest()}, not {ARCHIVE_SHA256}")
         part.rename(path)
     return path
 

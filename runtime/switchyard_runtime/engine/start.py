@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from switchyard_runtime.engine import cores, llama, model_files, probe
+from switchyard_runtime.engine import abi, cores, llama, model_files, probe
 from switchyard_runtime.engine.core import LlamaEngine
 from switchyard_runtime.engine.interface import EngineIdentity, ModelInfo, Probe
 from switchyard_runtime.settings import Settings
@@ -24,16 +24,19 @@ def start_engine(settings: Settings) -> LlamaEngine:
     """Load the model that ``settings.model`` names (a path) and start its engine; returns when the self-test passed.
 
     Raises:
-        EngineStartError: No such file, a broken one, too little memory, no GPU, or a self-test that failed.
+        EngineStartError: A libllama that the binding was not made for, no such file, a broken one, too little memory,
+            no GPU, or a self-test that failed.
     """
     try:
         return _start(settings)
-    except (model_files.ModelFileError, llama.LlamaError) as error:
+    except (abi.AbiError, model_files.ModelFileError, llama.LlamaError) as error:
         raise EngineStartError(str(error)) from error
 
 
 def _start(settings: Settings) -> LlamaEngine:
     began = time.monotonic()
+    abi.prove()
+    proven = time.monotonic()
     files = model_files.resolve(settings.model_path)
     sha256 = model_files.sha256(files)
     hashed = time.monotonic()
@@ -82,8 +85,9 @@ def _start(settings: Settings) -> LlamaEngine:
     engine.start()
     engine.wait_ready(timeout_s=SELF_TEST_TIMEOUT_S)
     log.info(
-        "engine ready: hash %.1f s, load and probe %.1f s, self-test %.1f s",
-        hashed - began,
+        "engine ready: library %.2f s, hash %.1f s, load and probe %.1f s, self-test %.1f s",
+        proven - began,
+        hashed - proven,
         probed - hashed,
         time.monotonic() - probed,
     )
