@@ -1,12 +1,14 @@
 """The CDK app: an environment and a release become stacks.
 
-`cdk deploy --all` deploys dev with the sample release; `-c environment=NAME` and `-c release=ID` name others.
+`cdk synth` is of dev with the sample release; `-c environment=NAME` and `-c release=ID` name others, `-c bases=FILE`
+another list of the containers that images are built on.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from switchyard.nodejs import use_packaged_node
 
@@ -17,6 +19,7 @@ import aws_cdk as cdk  # noqa: E402
 from stacks.environment_app import add_environment, pinned_context  # noqa: E402
 from switchyard.environment import DEFAULT, environment_names, load_environment  # noqa: E402
 from switchyard.exit_codes import CommandError  # noqa: E402
+from switchyard.releases.bases import FILE, load_bases  # noqa: E402
 from switchyard.releases.manifest import SAMPLE, load_release  # noqa: E402
 from switchyard_constructs.refusal import Refused  # noqa: E402
 
@@ -32,8 +35,9 @@ def main() -> None:
     )
     chosen = app.node.try_get_context("environment") or DEFAULT
     release = load_release(app.node.try_get_context("release") or SAMPLE)
+    bases = load_bases(Path(app.node.try_get_context("bases") or FILE))
     for name in environment_names() if chosen == "all" else [chosen]:
-        add_environment(app, load_environment(name), release)
+        add_environment(app, load_environment(name), release, bases)
     app.synth()
 
 

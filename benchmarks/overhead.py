@@ -1,9 +1,9 @@
 """How much HTTP, prompt, queue and readout cost over llama.cpp's own decode of the same tokens, in one run.
 
-Every request is cold: a state and a question that the server has not seen. It runs with its default settings, so only
-the instructions, which it evaluated at start-up, are there already. Right before and right after each request this
-process evaluates the very same new tokens, behind the same instructions, with one bare ``llama_decode`` per batch, the
-same threads and the same batch size. The ratio of a request is its time over the mean of the two decodes around it, so
+Every request is a state that the server has not seen, on a question that it has: the steady state of a decision, in
+which only the state and a short end are new. Right before and right after each request this process evaluates the very
+same new tokens, behind the same instructions and question, with one bare ``llama_decode`` per batch, the same threads
+and the same batch size. The ratio of a request is its time over the mean of the two decodes around it, so
 that a machine whose speed drifts does not blur it; reported is the median. Token counts are exact and need no clock.
 
     python benchmarks/overhead.py [--model FILE] [--threads N] [--repeats N] [--json FILE]
@@ -30,19 +30,19 @@ import httpx
 from switchyard_runtime.chat_template import ChatTemplate
 from switchyard_runtime.decision import Option, Question
 from switchyard_runtime.engine import cores
-from switchyard_runtime.engine.llama import Context, ContextShape, Model
+from switchyard_runtime.engine.llama import Context, ContextShape, Model, Snapshot
 from switchyard_runtime.engine.segments import evaluate
 from switchyard_runtime.scoring import prompt
 from switchyard_runtime.scoring.slots import derive
-from switchyard_runtime.services.decisions import prompt_sha256
+from switchyard_runtime.services.prompts import prompt_sha256
 
 WORKLOADS = Path(__file__).parent / "workloads"
-SIZES = (200, 400, 600, 800, 1000)
+SIZES = (40, 100, 200, 400, 800)
 CONTEXT_TOKENS = 2048
 BATCH_TOKENS = 512
 LIMIT = 1.05
 WORDS = ["order", "refund", "parcel", "login", "error", "invoice", "tablet", "plan", "quote", "urgent", "calm", "late"]
-QUESTION = "Which queue should handle ticket {}?"
+QUESTION = "Which queue should handle this ticket?"
 OPTIONS = {"billing": "Payments and refunds", "shipping": "Parcels", "account": "Signing in", "technical": "Errors"}
 
 
@@ -64,6 +64,7 @@ class Floor:
         vocabulary = self.model.vocabulary
         shape = ContextShape(sequence_tokens=CONTEXT_TOKENS, sequences=1, batch_tokens=BATCH_TOKENS, threads=threads)
         self._context = Context(self.model, shape)
+        self._snapshot: Snapshot | None = None
         template = ChatTemplate(
             self.model.chat_template,
             bos_text=vocabulary.text_of(vocabulary.bos),
@@ -77,21 +78,30 @@ class Floor:
             wanted=len(OPTIONS),
         )
 
-    def tokens(self, state: str, number: int) -> tuple[list[int], list[int]]:
-        """Token ids of the instructions, and those that the server evaluates for one decision."""
+    def tokens(self, state: str) -> tuple[list[int], list[int]]:
+        """Token ids of the instructions and the question, and those that the server evaluates for one decision."""
         encode = self.model.vocabulary.encode
         options = tuple(Option(id=name, text=f"{name}: {text}") for name, text in OPTIONS.items())
-        question = Question(instructions=QUESTION.format(number), options=options)
-        tail = prompt.tail_pieces(question, self._slots.labels, self._frame)
-        new = encode(prompt.state_pieces(state), start=False) + encode(tail, start=False)
-        return encode(self._frame.before, start=True), new
+        parts = prompt.parts(
+            "options-first",
+            state=state,
+            question=Question(instructions=QUESTION, options=options),
+            labels=self._slots.labels,
+            prompt_frame=self._frame,
+        )
+        kept = encode(self._frame.before, start=True) + encode(parts.shared, start=False)
+        return kept, encode(parts.rest, start=False)
 
-    def seconds(self, instructions: list[int], new: list[int]) -> float:
-        """Wall time of evaluating ``new`` behind ``instructions``."""
+    def seconds(self, kept: list[int], new: list[int]) -> float:
+        """Wall time of evaluating ``new`` behind ``kept``."""
         self._context.clear(0)
-        evaluate(self._context, instructions, sequence=0, position=0, output=False)
+        if self._snapshot is None:
+            evaluate(self._context, kept, sequence=0, position=0, output=False)
+            self._snapshot = self._context.save(0)
+        else:
+            self._context.restore(self._snapshot, 0)
         started = time.perf_counter()
-        evaluate(self._context, new, sequence=0, position=len(instructions), output=True)
+        evaluate(self._context, new, sequence=0, position=len(kept), output=True)
         return time.perf_counter() - started
 
 
@@ -122,10 +132,11 @@ def serving(model: Path, **settings: object) -> Iterator[httpx.Client]:
         process.communicate()
 
 
-def decision(state: str, number: int) -> dict[str, Any]:
+def decision(state: str) -> dict[str, Any]:
     """The request body for ``state``."""
     options = [{"id": name, "description": text} for name, text in OPTIONS.items()]
-    return {"decision": {"id": "d", "state": state, "question": QUESTION.format(number), "options": options}}
+    one = {"id": "d", "state": state, "question": QUESTION, "options": options}
+    return {"decision": one, "layout": "options-first"}
 
 
 def ask(client: httpx.Client, body: dict[str, Any]) -> tuple[float, dict[str, Any]]:
@@ -140,7 +151,7 @@ def ask(client: httpx.Client, body: dict[str, Any]) -> tuple[float, dict[str, An
 def sized_state(floor: Floor, size: int, rng: random.Random) -> str:
     """A state with which about ``size`` tokens are new; never the same twice."""
     words: list[str] = []
-    while (missing := size - len(floor.tokens(" ".join(words), 0)[1])) > 0:
+    while (missing := size - len(floor.tokens(" ".join(words))[1])) > 0:
         words += rng.choices(WORDS, k=max(1, missing // 2))
     return " ".join(words)
 
@@ -148,14 +159,15 @@ def sized_state(floor: Floor, size: int, rng: random.Random) -> str:
 def measure(client: httpx.Client, floor: Floor, size: int, *, repeats: int, rng: random.Random) -> Row:
     """One prompt size: each request between two bare decodes of the same tokens."""
     http, bare, ratios, counts = [], [], [], []
+    ask(client, decision("The question is new."))
     for _ in range(repeats):
-        state, number = sized_state(floor, size, rng), rng.randrange(10**6)
-        instructions, new = floor.tokens(state, number)
-        before = floor.seconds(instructions, new)
-        elapsed, answer = ask(client, decision(state, number))
-        after = floor.seconds(instructions, new)
+        state = sized_state(floor, size, rng)
+        kept, new = floor.tokens(state)
+        before = floor.seconds(kept, new)
+        elapsed, answer = ask(client, decision(state))
+        after = floor.seconds(kept, new)
         result = answer["result"]
-        if result["prompt_sha256"] != prompt_sha256([*instructions, *new]):
+        if result["prompt_sha256"] != prompt_sha256([*kept, *new]):
             raise SystemExit("the server scored another prompt; this comparison would mean nothing")
         if result["tokens"]["evaluated"] != len(new):
             raise SystemExit(f"the server evaluated {result['tokens']}, not the {len(new)} new tokens")
@@ -202,7 +214,7 @@ def main() -> int:
         rows = [measure(client, floor, size, repeats=given.repeats, rng=rng) for size in SIZES]
 
     print(
-        f"{model.name}, {given.threads} threads, {given.repeats} cold decisions of each size; "
+        f"{model.name}, {given.threads} threads, {given.repeats} decisions of each size; "
         "HTTP / bare decode of the same tokens"
     )
     print(f"{'new tokens':>10} {'HTTP ms':>10} {'decode ms':>10} {'ratio':>7}")

@@ -1,6 +1,7 @@
-"""Write the two lock files: requirements.txt (everything) and runtime/requirements.txt (what the images carry).
+"""Write the lock files: of everything, of what the images carry, of what builds the images' binding.
 
-Called by ``make lock``. The second is a subset of the first, version by version.
+Called by ``make lock``. The second is a subset of the first, version by version, without llama-cpp-python: an image
+takes the version that fits its base, from ``runtime/switchyard_runtime/engine/abi.toml``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 UV = "uv==0.13.9"
+BUILD_BACKEND = "scikit-build-core"
 COMPILE = [
     *("-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes"),
     *("--no-emit-index-url", "--no-emit-find-links", "--custom-compile-command", "make lock"),
@@ -26,9 +28,11 @@ def main() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     # From standard input, because an extra of pyproject.toml would bring the command line's packages along.
     _compile(
-        *("--constraint", everything.name, "-", "--output-file", "runtime/requirements.txt"),
+        *("--constraint", everything.name, "--no-emit-package", "llama-cpp-python", "-"),
+        *("--output-file", "runtime/requirements.txt"),
         text="\n".join(extras["runtime"]),
     )
+    _compile("--upgrade", "-", "--output-file", "images/build-requirements.txt", text=BUILD_BACKEND)
 
 
 def _compile(*arguments: str, text: str | None = None) -> None:

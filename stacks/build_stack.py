@@ -11,7 +11,9 @@ from aws_cdk import aws_s3_assets as s3_assets
 
 from stacks.environment_stack import EnvironmentStack
 from switchyard.environment import Environment
-from switchyard.releases.manifest import Release
+from switchyard.releases.bases import Bases, base_for
+from switchyard.releases.plan import image_project, model_project
+from switchyard.releases.source import INPUTS
 from switchyard_constructs.hardware import Hardware
 from switchyard_constructs.image_build import ImageBuild
 from switchyard_constructs.image_repository import ImageRepository
@@ -19,12 +21,6 @@ from switchyard_constructs.model_build import ModelBuild
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILDSPECS = ROOT / "images"
-
-# What the builds need of this repository. Everything else would make a new source, and so a new template, for nothing.
-SOURCE = (
-    *("pyproject.toml", "requirements.txt", "README.md", "LICENSE", "NOTICE"),
-    *("constructs", "examples", "images", "models", "runtime", "switchyard"),
-)
 
 
 class BuildStack(EnvironmentStack):
@@ -39,7 +35,7 @@ class BuildStack(EnvironmentStack):
         scope: cdk.App,
         environment: Environment,
         *,
-        release: Release,
+        bases: Bases,
         artifacts: s3.IBucket,
         encryption_key: kms.IKey | None,
     ) -> None:
@@ -48,7 +44,7 @@ class BuildStack(EnvironmentStack):
         Args:
             scope: The app.
             environment: The environment.
-            release: Its published containers are what our images are built on.
+            bases: The published containers that our images are built on.
             artifacts: Where models are published to.
             encryption_key: The environment's key.
         """
@@ -61,7 +57,7 @@ class BuildStack(EnvironmentStack):
             "Source",
             path=str(ROOT),
             ignore_mode=cdk.IgnoreMode.GIT,
-            exclude=["/*", *(f"!/{name}" for name in SOURCE), "__pycache__", "*.egg-info"],
+            exclude=["/*", *(f"!/{name}" for name in INPUTS), "__pycache__", "*.egg-info"],
         )
         for model in environment.builds.models:
             build = ModelBuild(
@@ -75,11 +71,11 @@ class BuildStack(EnvironmentStack):
                 log_retention=self.log_retention,
                 removal_policy=self.removal_policy,
             )
-            self.output(f"ModelProject{_pascal(model)}", build.project_name, f"Project that fetches {model}")
+            self.output(model_project(model), build.project_name, f"Project that fetches {model}")
         if self.repository is not None:
             for name in environment.builds.images:
                 hardware = Hardware(name)
-                base = release.image("chat", hardware).published(
+                base = base_for(bases, hardware).published(
                     account=environment.images.chat_account, repository=environment.images.chat_repository
                 )
                 image = ImageBuild(
@@ -94,7 +90,7 @@ class BuildStack(EnvironmentStack):
                     log_retention=self.log_retention,
                     removal_policy=self.removal_policy,
                 )
-                self.output(f"ImageProject{_pascal(name)}", image.project_name, f"Project that builds for {name}")
+                self.output(image_project(hardware), image.project_name, f"Project that builds for {name}")
 
     def _repository(self, encryption_key: kms.IKey | None) -> ImageRepository | None:
         images = self.settings.images
@@ -111,8 +107,3 @@ class BuildStack(EnvironmentStack):
         )
         self.output("RepositoryUri", made.repository.repository_uri, "Registry of our images")
         return made
-
-
-def _pascal(name: str) -> str:
-    """A name as part of an output's, which takes letters and digits only: ``qwen3.5-4b`` is ``Qwen354b``."""
-    return "".join(part.capitalize() for part in name.replace(".", "").split("-"))

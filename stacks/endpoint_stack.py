@@ -23,6 +23,7 @@ from switchyard_constructs.endpoint_alarms import EndpointAlarms, Thresholds
 from switchyard_constructs.endpoint_scaling import EndpointScaling, Schedule
 from switchyard_constructs.isolated_network import IsolatedNetwork
 from switchyard_constructs.model_artifact import HubModel
+from switchyard_constructs.release_gate import GatedModel, ReleaseGate
 from switchyard_constructs.rollout import Canary
 
 
@@ -80,12 +81,40 @@ class EndpointStack(EnvironmentStack):
         self.endpoint = self._endpoint(release, shared, self._props(endpoint_name, release, shared, alarms.rollback))
         self._scale()
         caller = self._caller()
+        self._gate(release, shared)
         self.output("EndpointName", endpoint_name, "What callers pass as EndpointName")
         self.output("EndpointArn", self.endpoint.endpoint_arn, "ARN of the endpoint")
         self.output("Kind", self._declared.kind, "chat or decision")
         self.output("Release", release.id, "What is deployed")
         self.output("LogGroup", self.endpoint.log_group.log_group_name, "Log of the containers")
         self.output("CallerRoleArn", caller.role.role_arn, "Role that may call the endpoint, and only that")
+
+    def _gate(self, release: Release, shared: Shared) -> None:
+        """Let everything else of the stack wait until what the release names has been found."""
+        everything = list(self.node.children)
+        declared = self._declared
+        image = self.settings.image(declared, release)
+        model = None
+        if declared.hub is None:
+            released = release.model(declared.role)
+            model = GatedModel(
+                bucket=shared.bucket_name,
+                prefix=released.key,
+                manifest_sha256=released.manifest_sha256,
+                objects=released.objects(),
+            )
+        gate = ReleaseGate(
+            self,
+            "Gate",
+            # A sample's published container stands for none, so it is in no registry.
+            image=None if release.sample and image.published else image,
+            model=model,
+            local_only=release.sample,
+            encryption_key=shared.encryption_key,
+            log_retention=self.log_retention,
+            removal_policy=self.removal_policy,
+        )
+        gate.guard(*everything)
 
     def _props(
         self, endpoint_name: str, release: Release, shared: Shared, rollback_alarms: Sequence[cloudwatch.IAlarm]

@@ -14,6 +14,7 @@ from stacks.endpoint_stack import EndpointStack, Shared
 from stacks.network_stack import NetworkStack
 from stacks.observability_stack import ObservabilityStack
 from switchyard.environment import CreatedNetwork, Environment, check_release
+from switchyard.releases.bases import Bases, load_bases
 from switchyard.releases.manifest import Release
 
 CDK_JSON = Path(__file__).resolve().parent.parent / "cdk.json"
@@ -25,13 +26,14 @@ def pinned_context() -> dict[str, Any]:
     return {**context, "aws:cdk:enable-asset-metadata": True, "aws:cdk:enable-path-metadata": True}
 
 
-def add_environment(app: cdk.App, environment: Environment, release: Release) -> None:
+def add_environment(app: cdk.App, environment: Environment, release: Release, bases: Bases | None = None) -> None:
     """Declare the stacks of ``environment`` with ``release``.
 
     Args:
         app: Where they go.
         environment: What differs between environments.
         release: What is deployed.
+        bases: The published containers that our images are built on; those of ``images/bases.toml`` unless given.
 
     Raises:
         CommandError: The release cannot run in the environment.
@@ -44,7 +46,13 @@ def add_environment(app: cdk.App, environment: Environment, release: Release) ->
     network = None
     if isinstance(environment.network, CreatedNetwork):
         network = NetworkStack(app, environment, network=environment.network, encryption_key=key).network
-    build = BuildStack(app, environment, release=release, artifacts=artifacts.store.bucket, encryption_key=key)
+    build = BuildStack(
+        app,
+        environment,
+        bases=load_bases() if bases is None else bases,
+        artifacts=artifacts.store.bucket,
+        encryption_key=key,
+    )
     shared = Shared(
         bucket_name=artifacts.bucket_name,
         encryption_key=key,

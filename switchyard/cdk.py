@@ -26,12 +26,14 @@ class Cdk:
     Attributes:
         environment: Name of the environment.
         release: The release as the app is told it: its name, or the absolute path of its manifest.
+        bases: Absolute path of a file of base images; None for the one of the checkout.
         assembly: Where the synthesized templates go.
         root: The checkout, with ``cdk.json``.
     """
 
     environment: str
     release: str
+    bases: Path | None = None
     assembly: Path = ASSEMBLY
     root: Path = ROOT
 
@@ -50,7 +52,9 @@ class Cdk:
             CommandError: The app refused; its sentences stand above.
         """
         shutil.rmtree(self.assembly, ignore_errors=True)
-        context = ("-c", f"environment={self.environment}", "-c", f"release={self.release}")
+        context: tuple[str, ...] = ("-c", f"environment={self.environment}", "-c", f"release={self.release}")
+        if self.bases is not None:
+            context = (*context, "-c", f"bases={self.bases}")
         self._run("synth", "--quiet", *context, "--output", str(self.assembly))
 
     def deploy(self, *stacks: str) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from switchyard import console
-from switchyard.commands import chat, cloud, decide, demo, doctor, down, invoke, model, serve, sweep, up
+from switchyard.commands import chat, cloud, decide, demo, doctor, down, invoke, model, release, serve, sweep, up
 from switchyard.exit_codes import CommandError, ExitCode
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.command("up")(up.command)
 app.command("invoke")(invoke.command)
 app.command("down")(down.command)
 app.command("sweep")(sweep.command)
+app.add_typer(release.app, name="release")
 app.add_typer(cloud.app, name="cloud")
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
-from switchyard.aws import Aws, error_code, find_stack, told
+from switchyard.aws import Aws, find_stack
 from switchyard.cdk import Cdk
-from switchyard.environment import Environment
+from switchyard.environment import Environment, check_release
 from switchyard.exit_codes import CommandError
-from switchyard.models.manifest import FILE_NAME as MODEL_MANIFEST
+from switchyard.releases.checks import State, check_account, findings, image_manifest, model_faults, refuse
 from switchyard.releases.manifest import Release, ReleasedModel
 
 BOOTSTRAP_STACK = "CDKToolkit"
@@ -21,30 +21,31 @@ class Supplies(Protocol):
     """Provides what a release names and an environment does not have yet."""
 
     def provide_model(self, aws: Aws, model: ReleasedModel, *, bucket: str) -> None:
-        """Put the model into the bucket, or say who does.
+        """Put the model into the bucket.
 
         Raises:
             CommandError: It cannot be provided from here; the message says what to do.
         """
 
     def provide_image(self, digest: str, *, repository: str) -> None:
-        """Put our image into the registry, or say who does.
+        """Put our image into the registry.
 
         Raises:
             CommandError: It cannot be provided from here; the message says what to do.
         """
 
 
-def deploy(aws: Aws, environment: Environment, release: Release, cdk: Cdk, supplies: Supplies, say: Say) -> None:
-    """Deploy everything. What is as it should be already is left as it is.
+def prepare(aws: Aws, environment: Environment, cdk: Cdk, say: Say) -> str:
+    """Deploy what models and images are built with and stored in.
 
     Args:
         aws: Where to.
         environment: The environment.
-        release: What its endpoints serve.
-        cdk: The CDK's command line for the same two.
-        supplies: Provides the models and images that are missing.
+        cdk: The CDK's command line for it.
         say: Told each step.
+
+    Returns:
+        The bucket of artifacts.
 
     Raises:
         CommandError: A step failed. Run it again when the cause is gone: it goes on from there.
@@ -53,21 +54,58 @@ def deploy(aws: Aws, environment: Environment, release: Release, cdk: Cdk, suppl
     if not is_bootstrapped(aws):
         say(f"cdk bootstrap aws://{account}/{aws.region}")
         cdk.bootstrap(account=account, region=aws.region)
-    say(f"cdk synth: environment {environment.name}, release {release.id}")
+    say(f"cdk synth: environment {environment.name}, release {cdk.release}")
     cdk.synth()
-    say("cdk deploy: the bucket and the registry")
+    say("cdk deploy: the bucket, the registry and the builds")
     cdk.deploy(environment.stack_name("Artifacts"), environment.stack_name("Build"))
-    bucket = artifact_bucket(aws, environment)
+    return artifact_bucket(aws, environment)
+
+
+def deploy(
+    aws: Aws, environment: Environment, release: Release, cdk: Cdk, say: Say, *, supplies: Supplies | None = None
+) -> None:
+    """Deploy everything. What is as it should be already is left as it is.
+
+    What the release names is looked for before anything of the endpoints changes; their stacks look again.
+
+    Args:
+        aws: Where to.
+        environment: The environment.
+        release: What its endpoints serve.
+        cdk: The CDK's command line for the same two.
+        say: Told each step.
+        supplies: Provides the models and images that are missing; None where they must be there.
+
+    Raises:
+        CommandError: A model or an image is missing or differs, or a step failed. Run it again when the cause is gone:
+            it goes on from there.
+    """
+    check_account(release, aws.account())
+    check_release(environment, release)
+    bucket = prepare(aws, environment, cdk, say)
+    if supplies is not None:
+        _provide(aws, environment, release, supplies, say, bucket=bucket)
+    say(f"looking for what release {release.id} names")
+    found = findings(aws, environment, release, bucket=bucket, used_only=True)
+    refuse(
+        [each for each in found if each.state is not State.OK],
+        what=f"release {release.id} cannot be deployed to {environment.name}",
+    )
+    say("cdk deploy --all")
+    cdk.deploy()
+
+
+def _provide(
+    aws: Aws, environment: Environment, release: Release, supplies: Supplies, say: Say, *, bucket: str
+) -> None:
     for model in models_of(environment, release):
-        if not is_published(aws, bucket, model):
+        if any(fault.endswith(" is missing") for fault in model_faults(aws, model, bucket=bucket)):
             say(f"the model {model.name} into s3://{bucket}")
             supplies.provide_model(aws, model, bucket=bucket)
     for digest in image_digests(environment, release):
-        if not is_pushed(aws, environment, digest):
+        if image_manifest(aws, environment, "decision", digest) is None:
             say(f"our image {digest[:19]} into the registry")
             supplies.provide_image(digest, repository=environment.repository_name)
-    say("cdk deploy --all")
-    cdk.deploy()
 
 
 def is_bootstrapped(aws: Aws) -> bool:
@@ -99,37 +137,3 @@ def image_digests(environment: Environment, release: Release) -> list[str]:
     """Digests of our images that the endpoints of an environment run, each once."""
     machines = {each.machine for each in environment.endpoints.values() if each.kind == "decision"}
     return sorted({release.image("decision", machine).digest for machine in machines})
-
-
-def is_published(aws: Aws, bucket: str, model: ReleasedModel) -> bool:
-    """Whether the model is in the bucket: its manifest, which is written last, is there.
-
-    Raises:
-        CommandError: S3 cannot be asked.
-    """
-    key = f"{model.key}{MODEL_MANIFEST}" if model.key.endswith("/") else model.key
-    return _exists(lambda: aws.client("s3").head_object(Bucket=bucket, Key=key), ("404", "NoSuchKey", "NotFound"))
-
-
-def is_pushed(aws: Aws, environment: Environment, digest: str) -> bool:
-    """Whether our image is in the registry that the environment pulls from.
-
-    Raises:
-        CommandError: ECR cannot be asked.
-    """
-    account = environment.images.account
-    where: dict[str, Any] = {"registryId": account} if account else {}
-    image = {"repositoryName": environment.repository_name, "imageIds": [{"imageDigest": digest}], **where}
-    return _exists(lambda: aws.client("ecr").describe_images(**image)["imageDetails"], ("ImageNotFoundException",))
-
-
-def _exists(look: Callable[[], object], absent: Sequence[str]) -> bool:
-    from botocore.exceptions import ClientError
-
-    with told():
-        try:
-            return bool(look())
-        except ClientError as error:
-            if error_code(error) in absent:
-                return False
-            raise

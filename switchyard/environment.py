@@ -187,6 +187,20 @@ class Builds(_Strict):
     images: Annotated[
         tuple[Literal["cpu", "graviton", "cuda"], ...], Field(description="Hardware for which our image can be built.")
     ] = ()
+    roles: Annotated[
+        Mapping[Name, str],
+        Field(description="Model of each role in a release that is built here; needed where models has more than one."),
+    ] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _roles_are_built(self) -> Builds:
+        for role, model in self.roles.items():
+            if model not in self.models:
+                raise ValueError(
+                    f"role {role!r} has the model {model!r}, which is not built here: add it to models, or take one of "
+                    f"{', '.join(self.models) or 'none'}"
+                )
+        return self
 
 
 class Schedule(_Strict):

@@ -8,6 +8,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -19,7 +20,8 @@ from botocore.config import Config
 
 from switchyard_localcloud.details import CloudDetails, read_details
 from switchyard_localcloud.manifests import manifest
-from switchyard_localcloud.options import Options
+from switchyard_localcloud.options import PUBLISHED_ACCOUNT, Options
+from switchyard_localcloud.registry.names import host_of
 
 _START_S = 60.0
 _STOP_S = 90.0
@@ -117,6 +119,10 @@ class LocalCloud:
         """Put an image into the emulated registry; see ``register_image``."""
         return register_image(self.details, repository, digest, **options)
 
+    def publish_base(self, image: str, repository: str, **options: Any) -> str:
+        """Put an image into the registry of AWS's published containers; see ``publish_base``."""
+        return publish_base(self.details, image, repository, **options)
+
     def processes(self) -> list[int]:
         """Ids of the endpoints' guard processes that run; see ``endpoint_processes``."""
         return endpoint_processes(self.options.home)
@@ -208,6 +214,36 @@ def register_image(
     answer = client(cloud, "ecr").put_image(repositoryName=repository, imageManifest=text, **chosen)
     registered: str = answer["image"]["imageId"]["imageDigest"]
     return registered
+
+
+def publish_base(
+    cloud: CloudDetails, image: str, repository: str, *, account: str = PUBLISHED_ACCOUNT, tag: str = "latest"
+) -> str:
+    """Put an image into a registry of AWS's, from which every role may pull that its own policy lets.
+
+    Args:
+        cloud: What ``read_details`` gave.
+        image: An image of podman's storage; ``environment()`` names the storage.
+        repository: The repository, such as ``llama-cpp``; made when it is missing.
+        account: The account of AWS; one of the option ``published_accounts``.
+        tag: The tag.
+
+    Returns:
+        The digest under which it can be pulled.
+
+    Raises:
+        RuntimeError: podman did not push it, with what it said.
+    """
+    target = f"docker://{cloud.registry}/{host_of(account, cloud.region)}/{repository}:{tag}"
+    keys = f"{cloud.access_key_id}:{cloud.secret_access_key}"
+    environment = {**os.environ, **cloud.environment()}
+    with tempfile.TemporaryDirectory() as folder:
+        digest = Path(folder) / "digest"
+        words = ["podman", "push", "--quiet", "--creds", keys, "--digestfile", str(digest), image, target]
+        pushed = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+        if pushed.returncode:
+            raise RuntimeError(f"{image} could not be pushed to {target}: {pushed.stderr.strip()}")
+        return digest.read_text(encoding="utf-8").strip()
 
 
 def endpoint_processes(home: Path) -> list[int]:

@@ -23,6 +23,7 @@ class CloudDetails:
         ca_bundle: Certificate authority to trust.
         home: The cloud's folder.
         pid: The emulator's process.
+        registry: ``HOST:PORT`` of the container registry, plain HTTP.
     """
 
     url: str
@@ -33,9 +34,10 @@ class CloudDetails:
     ca_bundle: str
     home: str
     pid: int
+    registry: str
 
     def environment(self) -> dict[str, str]:
-        """Variables that send boto3, the CDK's command line and every AWS SDK to this cloud, and nowhere else.
+        """Variables that send boto3, the CDK's command line, every AWS SDK and container tools to this cloud only.
 
         Empty values clear what the caller's shell may hold. Start a program with ``{**os.environ, **environment()}``.
         """
@@ -58,7 +60,22 @@ class CloudDetails:
             "AWS_EC2_METADATA_DISABLED": "true",
             "NO_PROXY": no_proxy,
             "no_proxy": no_proxy,
+            # For podman and buildah: the registries of AWS are here, and images lie in this cloud's home.
+            "CONTAINERS_REGISTRIES_CONF": str(self.registries_file),
+            "CONTAINERS_STORAGE_CONF": str(self.containers / "storage.conf"),
+            # A Docker daemon would ask AWS itself.
+            "SWITCHYARD_DOCKER": "buildah",
         }
+
+    @property
+    def registries_file(self) -> Path:
+        """Maps the registries of AWS to this cloud's, for container tools."""
+        return Path(self.home) / "registries.conf"
+
+    @property
+    def containers(self) -> Path:
+        """Folder of the images that container tools keep for this cloud."""
+        return Path(self.home) / "containers"
 
     def write(self) -> None:
         """Write ``cloud.json``, readable by its owner only, and the empty profile that ``environment`` names."""

@@ -11,15 +11,20 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
+from switchyard.builds.container_storage import write_storage
 from switchyard_localcloud.certificates import Certificates, make_certificates
+from switchyard_localcloud.codebuild.environment import inherited
 from switchyard_localcloud.details import FILE_NAME, CloudDetails
 from switchyard_localcloud.options import Options
 from switchyard_localcloud.ports import HOST, free_port
+from switchyard_localcloud.registry.tools import write_registries
 
 _KEEP_ALIVE_S = 75.0
 
@@ -33,13 +38,23 @@ def run(options: Options) -> int:
         The exit status, should the server end by itself.
     """
     home = options.home
-    for name in ("endpoints", "logs", "tmp"):
+    for name in ("endpoints", "builds", "logs", "tmp"):
         (home / name).mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(home / "endpoints")
+    for name in ("endpoints", "builds"):
+        shutil.rmtree(home / name)
     certificates = make_certificates(home / "tls")
     cloud = _details(options, certificates)
+    write_storage(cloud.containers)
+    write_registries(
+        cloud.registries_file,
+        address=cloud.registry,
+        accounts=[cloud.account, *options.published_accounts],
+        region=cloud.region,
+    )
+    # Before ministack's settings, which are not the builds' business.
+    environment = inherited(os.environ)
     _configure_ministack(cloud, certificates, home)
-    asyncio.run(_serve(cloud, certificates, options))
+    asyncio.run(_serve(cloud, certificates, options, environment))
     return 0
 
 
@@ -53,6 +68,7 @@ def _details(options: Options, certificates: Certificates) -> CloudDetails:
         ca_bundle=str(certificates.authority),
         home=str(options.home),
         pid=os.getpid(),
+        registry=f"{HOST}:{free_port()}",
     )
 
 
@@ -84,7 +100,9 @@ def _configure_ministack(cloud: CloudDetails, certificates: Certificates, home: 
     )
 
 
-async def _serve(cloud: CloudDetails, certificates: Certificates, options: Options) -> None:
+async def _serve(
+    cloud: CloudDetails, certificates: Certificates, options: Options, environment: Mapping[str, str]
+) -> None:
     # Only now: ministack reads its settings while it is imported.
     import ministack.app
 
@@ -92,7 +110,7 @@ async def _serve(cloud: CloudDetails, certificates: Certificates, options: Optio
     from switchyard_localcloud.install import install, start_evaluating_alarms
 
     make_administrator(cloud)
-    installed = install(cloud=cloud, options=options)
+    installed = install(cloud=cloud, options=options, inherited=environment)
     start_evaluating_alarms()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -101,26 +119,35 @@ async def _serve(cloud: CloudDetails, certificates: Certificates, options: Optio
     serving = asyncio.create_task(
         serve(ministack.app.app, _config(cloud, certificates), shutdown_trigger=asyncio.Event().wait)
     )
+    registry = asyncio.create_task(
+        serve(cast(Any, installed.registry), _plain(cloud.registry), shutdown_trigger=asyncio.Event().wait)
+    )
     cloud.write()
     log.info("the local cloud listens at %s; %s", cloud.url, Path(cloud.home) / FILE_NAME)
     stop = asyncio.create_task(stopped.wait())
-    await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((serving, registry, stop), return_when=asyncio.FIRST_COMPLETED)
     (Path(cloud.home) / FILE_NAME).unlink(missing_ok=True)
     # Requests in flight are answered meanwhile.
-    await asyncio.to_thread(installed.sagemaker.endpoints.close)
-    if serving.done():
-        serving.result()
-        return
+    await asyncio.to_thread(installed.close)
+    for server in (serving, registry):
+        if server.done():
+            server.result()
+            return
     # asyncio would wait half a minute for the clients to close their idle connections.
     logging.shutdown()
     os._exit(0)
 
 
 def _config(cloud: CloudDetails, certificates: Certificates) -> Config:
-    config = Config()
-    config.bind = [cloud.url.removeprefix("https://")]
+    config = _plain(cloud.url.removeprefix("https://"))
     config.certfile, config.keyfile = str(certificates.chain), str(certificates.key)
     config.alpn_protocols = ["http/1.1"]
+    return config
+
+
+def _plain(address: str) -> Config:
+    config = Config()
+    config.bind = [address]
     config.keep_alive_timeout = _KEEP_ALIVE_S
     config.loglevel = "WARNING"
     return config

@@ -16,6 +16,8 @@ SAGEMAKER = "sagemaker"
 RUNTIME = "sagemaker-runtime"
 SCALING = "application-autoscaling"
 LOGS = "logs"
+ECR = "ecr"
+CODEBUILD = "codebuild"
 
 _STREAM_SUFFIX = "-response-stream"
 _STREAM_OPERATIONS = ("CreateLogStream", "DeleteLogStream", "DescribeLogStreams", "GetLogEvents", "PutLogEvents")
@@ -44,6 +46,10 @@ def extend() -> None:
             return sagemaker_resource(wire.operation(headers), _members(body))
         if service == SCALING:
             return scaling_resource(_members(body))
+        if service == CODEBUILD:
+            return build_resource(wire.operation(headers), _members(body), region=region, account=account)
+        if service == ECR and isinstance(owner := _members(body).get("registryId"), str):
+            account = owner
         found = resource(service, method, path, headers, body, query, region, account)
         return log_resource(found, wire.operation(headers), _members(body)) if service == LOGS else found
 
@@ -78,6 +84,16 @@ def scaling_resource(members: Mapping[str, Any]) -> str:
     if isinstance(members.get("ResourceId"), str):
         return f"arn:aws:application-autoscaling:{get_region()}:{get_account_id()}:scalable-target/*"
     return "*"
+
+
+def build_resource(operation: str, members: Mapping[str, Any], *, region: str, account: str) -> str:
+    """The project that a policy must allow for an operation of CodeBuild; ``*`` for lists, and for several projects."""
+    if operation in ("BatchGetBuilds", "BatchDeleteBuilds", "BatchGetProjects"):
+        named = members.get("ids") or members.get("names") or []
+    else:
+        named = [members.get("projectName") or members.get("id") or members.get("name")]
+    last = {str(name).rpartition("/")[2].partition(":")[0] for name in named if name}
+    return f"arn:aws:codebuild:{region}:{account}:project/{last.pop()}" if len(last) == 1 else "*"
 
 
 def log_resource(found: str, operation: str, members: Mapping[str, Any]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ministack.app as ministack
@@ -22,9 +23,14 @@ from switchyard_localcloud.cloudformation import sagemaker as sagemaker_resource
 from switchyard_localcloud.cloudformation import scaling as scaling_resources
 from switchyard_localcloud.cloudformation.handler import register
 from switchyard_localcloud.cloudwatch import alarms
+from switchyard_localcloud.codebuild.builds import Builds
 from switchyard_localcloud.details import CloudDetails
-from switchyard_localcloud.errors import ServiceError, not_emulated
+from switchyard_localcloud.errors import ServiceError
 from switchyard_localcloud.options import Options
+from switchyard_localcloud.registry.access import Access
+from switchyard_localcloud.registry.blobs import Blobs
+from switchyard_localcloud.registry.images import Images
+from switchyard_localcloud.registry.server import Registry
 from switchyard_localcloud.sagemaker.control import SageMaker
 from switchyard_localcloud.sagemaker.invoke import Runtime
 from switchyard_localcloud.wire import Parameters, Response
@@ -39,16 +45,32 @@ class Installed:
     sagemaker: SageMaker
     scaling: ApplicationAutoScaling
     runtime: Runtime
+    registry: Registry
+    builds: Builds
+
+    def close(self) -> None:
+        """End all processes: builds, then endpoints."""
+        self.builds.close()
+        self.sagemaker.endpoints.close()
 
 
-def install(*, cloud: CloudDetails, options: Options) -> Installed:
-    """Extend ministack in this process. Once only."""
+def install(*, cloud: CloudDetails, options: Options, inherited: Mapping[str, str]) -> Installed:
+    """Extend ministack in this process. Once only.
+
+    Args:
+        cloud: The local cloud.
+        options: Its settings.
+        inherited: What builds get of the environment in which it was started.
+    """
     sagemaker = SageMaker(cloud=cloud, options=options)
     scaling = ApplicationAutoScaling(sagemaker.endpoints)
     runtime = Runtime(sagemaker.endpoints, options)
     _serve_services(sagemaker, scaling, runtime)
+    images = Images(Blobs(Path(cloud.home) / "registry"), Access(cloud))
+    images.install()
+    builds = Builds(cloud, inherited)
+    builds.install()
     _take_metric_math()
-    _refuse_builds()
     register(
         [
             *sagemaker_resources.handlers(sagemaker),
@@ -61,7 +83,7 @@ def install(*, cloud: CloudDetails, options: Options) -> Installed:
     bucket_resources.extend()
     s3_encryption.extend()
     iam.extend()
-    return Installed(sagemaker, scaling, runtime)
+    return Installed(sagemaker, scaling, runtime, Registry(images), builds)
 
 
 def start_evaluating_alarms() -> None:
@@ -122,15 +144,3 @@ def _take_metric_math() -> None:
 
     cloudwatch._put_metric_alarm = put
     cloudwatch._evaluate_alarm = alarms.evaluate
-
-
-def _refuse_builds() -> None:
-    """Without Docker ministack reports builds as succeeded that never ran."""
-    codebuild = ministack.SERVICE_HANDLERS["codebuild"]
-
-    async def handle(method: str, path: str, headers: dict[str, str], body: bytes, query: Any) -> Any:
-        if wire.operation(headers) in ("StartBuild", "StartBuildBatch"):
-            return wire.refuse(not_emulated("builds: it has no CodeBuild runner"))
-        return await codebuild(method, path, headers, body, query)
-
-    ministack.SERVICE_HANDLERS["codebuild"] = handle

@@ -9,6 +9,8 @@ from pathlib import Path
 
 DEFAULT_ACCOUNT = "000000000000"
 DEFAULT_REGION = "us-east-1"
+PUBLISHED_ACCOUNT = "763104351884"
+"""The account of AWS's published containers in most regions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,8 @@ class Options:
         longest_wait_s: Cap on the waits of a deployment policy (canary, linear steps, termination), in seconds. AWS
             waits as long as the policy says; minutes of it would only slow a local deploy down.
         longest_startup_s: Cap on ``ContainerStartupHealthCheckTimeoutInSeconds``, in seconds.
+        published_accounts: Accounts of AWS whose container registries exist here too, empty until something is
+            published to them.
         environment: Variables set in every endpoint's process, over those of its container.
     """
 
@@ -40,6 +44,7 @@ class Options:
     stream_timeout_s: float = 480.0
     longest_wait_s: float = 2.0
     longest_startup_s: float = 3600.0
+    published_accounts: list[str] = field(default_factory=lambda: [PUBLISHED_ACCOUNT])
     environment: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:

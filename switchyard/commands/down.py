@@ -11,7 +11,8 @@ from switchyard import console, leftovers, local_cloud
 from switchyard.aws import Aws, stacks_of
 from switchyard.cdk import Cdk
 from switchyard.commands.cloud import Home
-from switchyard.commands.up import EnvironmentName, Local, ReleaseName, reference, step
+from switchyard.commands.release import EnvironmentName, step
+from switchyard.commands.up import Local, ReleaseName, reference
 from switchyard.environment import DEFAULT, Environment, load_environment
 from switchyard.exit_codes import CommandError
 from switchyard.releases.manifest import SAMPLE
@@ -20,7 +21,7 @@ from switchyard.releases.manifest import SAMPLE
 def command(
     *,
     env: EnvironmentName = DEFAULT,
-    release: ReleaseName = SAMPLE,
+    release: ReleaseName = None,
     local: Local = False,
     home: Home = local_cloud.HOME,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -31,11 +32,11 @@ def command(
     """
     environment = load_environment(env)
     if not local:
-        _destroy(environment, Cdk(environment=env, release=reference(release)), ask=not yes)
+        _destroy(environment, Cdk(environment=env, release=reference(release or SAMPLE)), ask=not yes)
         return
     if (cloud := local_cloud.running(home)) is not None:
         with local_cloud.reached(cloud.environment()):
-            _destroy(environment, Cdk(environment=env, release=reference(release)), ask=False)
+            _destroy(environment, Cdk(environment=env, release=reference(release or SAMPLE)), ask=False)
         step("the local cloud")
     ran = local_cloud.stop(home)
     console.note(f"the local cloud has stopped; {home} is removed" if ran else f"no local cloud runs in {home}")

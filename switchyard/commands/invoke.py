@@ -10,7 +10,7 @@ import typer
 
 from switchyard.aws import Aws, deployed_endpoint
 from switchyard.commands import chat, decide
-from switchyard.commands.up import EnvironmentName
+from switchyard.commands.release import EnvironmentName
 from switchyard.decision_file import usage
 from switchyard.endpoint_client import EndpointClient
 from switchyard.environment import DEFAULT, load_environment

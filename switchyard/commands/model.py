@@ -1,9 +1,10 @@
-"""``switchyard model``: what is in the catalogue, and on this machine."""
+"""``switchyard model``: the pinned models, from the catalogue to this machine and on to an artifact bucket."""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,11 +14,12 @@ from rich.text import Text
 from switchyard import console
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.models import storage
-from switchyard.models.catalogue import catalogue, find
+from switchyard.models.catalogue import CatalogueEntry, catalogue, find
 from switchyard.models.pull import pull as pull_model
 
-app = typer.Typer(help="The pinned models: list, fetch, verify.", no_args_is_help=True)
+app = typer.Typer(help="The pinned models: list, fetch, verify, package, publish.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A name of the catalogue; see: switchyard model list")]
+Archive = Annotated[bool, typer.Option("--archive", help="One model.tar.gz instead of the files themselves.")]
 
 
 @app.command("list")
@@ -29,7 +31,7 @@ def list_models(
     for heading in ("name", "size", "here", "licence", "about"):
         table.add_column(heading, overflow="fold")
     for entry in catalogue().values():
-        size, found = entry.file.size, storage.state(entry)
+        size, found = _size(entry), storage.state(entry)
         if as_json:
             facts = {
                 "name": entry.name,
@@ -47,6 +49,29 @@ def list_models(
             table.add_row(*(Text(cell) for cell in (entry.name, shown, found.value, licence, entry.summary)))
     if not as_json:
         console.out.print(table)
+
+
+def _size(entry: CatalogueEntry) -> int | None:
+    sizes = [file.size for file in entry.files if file.size is not None]
+    return sum(sizes) if len(sizes) == len(entry.files) else None
+
+
+@app.command()
+def show(name: Name) -> None:
+    """Print what the file of a pulled model says of itself, as the [claims] of its catalogue entry."""
+    from switchyard.models.claims import check_claims
+
+    facts, warnings = check_claims(find(name))
+    claims = {
+        "architecture": facts.architecture,
+        "quantization": facts.quantization,
+        "context_length": facts.context_length,
+        "tokenizer": facts.tokenizer,
+        "chat_template_sha256": facts.chat_template_sha256,
+    }
+    _tell_warnings(warnings)
+    lines = ["[claims]", *(f"{key} = {json.dumps(value)}" for key, value in claims.items() if value is not None)]
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 @app.command()
@@ -68,7 +93,12 @@ def verify(
         list[str] | None, typer.Argument(help="Names of the catalogue; without one, all that are here.")
     ] = None,
 ) -> None:
-    """Read models again from the disk and compare their sha256. Exit code 5 when one is missing or differs."""
+    """Read models again from the disk: their sha256, and whether the files say of themselves what the catalogue claims.
+
+    Exit code 5 when one is missing or differs.
+    """
+    from switchyard.models.claims import check_claims
+
     entries = (
         [find(name) for name in names]
         if names
@@ -79,7 +109,7 @@ def verify(
     worst = ExitCode.OK
     for entry in entries:
         with console.pull_bar(entry.name) as bar:
-            total = entry.file.size
+            total = _size(entry)
             done = 0
 
             def advance(count: int, bar: console.PullBar = bar, total: int | None = total) -> None:
@@ -89,10 +119,69 @@ def verify(
 
             try:
                 storage.verify(entry, advance)
+                facts, warnings = check_claims(entry)
             except CommandError as error:
                 worst = error.code
                 console.fail(error)
                 continue
-        console.out.print(f"{entry.name}: ok", highlight=False)
+        _tell_warnings(warnings)
+        said = ", ".join(filter(None, (facts.architecture, facts.quantization)))
+        console.out.print(Text(f"{entry.name}: ok ({said})"))
     if worst is not ExitCode.OK:
         raise typer.Exit(worst)
+
+
+@app.command()
+def package(
+    name: Name,
+    *,
+    to: Annotated[Path, typer.Option("--to", help="The folder to write; it must not exist yet, or be empty.")],
+    archive: Archive = False,
+) -> None:
+    """Write a pulled model as an endpoint gets it: its files, or model.tar.gz, and model-manifest.json.
+
+    The same model gives the same bytes each time, on every machine. Prints the sha256 of the manifest.
+    """
+    from switchyard.models.package import package as write_package
+
+    entry = find(name)
+    with console.pull_bar(entry.name) as bar:
+        made = write_package(entry, to, archive=archive, progress=bar)
+    _tell_warnings(list(made.warnings))
+    console.note(f"{entry.name} is in {to}: {storage.human_size(made.manifest.total_bytes)}, with model-manifest.json")
+    sys.stdout.write(f"{made.sha256}\n")
+
+
+@app.command()
+def push(
+    name: Name,
+    *,
+    bucket: Annotated[str, typer.Option("--bucket", help="Name of the artifact bucket.")],
+    region: Annotated[
+        str,
+        typer.Option(
+            "--region", envvar=["AWS_REGION", "AWS_DEFAULT_REGION"], help="The bucket's region.", show_envvar=True
+        ),
+    ],
+    archive: Archive = False,
+) -> None:
+    """Publish a pulled model to an artifact bucket, below a prefix that its manifest's hash names.
+
+    Nothing is ever replaced: a model that is there already is compared. Prints MODEL_KEY=... and
+    MODEL_MANIFEST_SHA256=... for a shell to read.
+    """
+    from switchyard.aws import Aws
+    from switchyard.models.publisher import publish
+
+    entry = find(name)
+    with console.pull_bar(entry.name) as bar:
+        done = publish(
+            entry.name, bucket=bucket, s3=Aws(region).client("s3"), archive=archive, progress=bar, warn=console.note
+        )
+    console.note(f"{entry.name} is at s3://{bucket}/{done.key}")
+    sys.stdout.write(f"MODEL_KEY={done.key}\nMODEL_MANIFEST_SHA256={done.manifest_sha256}\n")
+
+
+def _tell_warnings(warnings: list[str]) -> None:
+    for warning in warnings:
+        console.note(f"warning: {warning}")

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from switchyard import console, leftovers
 from switchyard.aws import Aws
-from switchyard.commands.up import EnvironmentName
+from switchyard.commands.release import EnvironmentName
 from switchyard.environment import DEFAULT, load_environment
 from switchyard.models.storage import human_size
 

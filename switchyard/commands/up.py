@@ -17,43 +17,61 @@ from switchyard.aws import Aws, DeployedEndpoint, deployed_endpoint, stacks_of
 from switchyard.cdk import Cdk
 from switchyard.commands import examples
 from switchyard.commands.cloud import Home, Port
+from switchyard.commands.release import AllowDirty, BasesFile, EnvironmentName, make, step
 from switchyard.endpoint_client import EndpointClient
 from switchyard.environment import DEFAULT, Environment, load_environment
+from switchyard.releases.bases import FILE, load_bases
+from switchyard.releases.build import matching_release
 from switchyard.releases.manifest import SAMPLE, Release, load_release
-from switchyard.supplies import FromCodeBuild, FromThisMachine
+from switchyard.releases.plan import Plan, plan_for
+from switchyard.releases.source import read_source
+from switchyard.supplies import FromThisMachine
 
 EXAMPLE_S = 120.0
 
-EnvironmentName = Annotated[str, typer.Option("--env", help="Name of a file in environments/.")]
-ReleaseName = Annotated[str, typer.Option("--release", help="Name of a file in releases/, or a path ending in .json.")]
+ReleaseName = Annotated[
+    str | None, typer.Option("--release", help="Id of a release, its first digits, or a path ending in .json.")
+]
 Local = Annotated[bool, typer.Option("--local", help="In the local cloud instead of AWS.")]
 
 
 def command(
     *,
     env: EnvironmentName = DEFAULT,
-    release: ReleaseName = SAMPLE,
+    release: ReleaseName = None,
     local: Local = False,
+    build: Annotated[
+        bool, typer.Option("--build", help="With --local: build and run real images, as on AWS, instead of processes.")
+    ] = False,
+    bases: BasesFile = FILE,
+    allow_dirty: AllowDirty = False,
     home: Home = local_cloud.HOME,
     port: Port = 0,
     ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask each endpoint an example at the end.")] = True,
 ) -> None:
     """Deploy an environment with the CDK, ask its endpoints an example each, and say where everything is.
 
-    With --local all of it happens in a local cloud on this machine, which is started when none runs. Without it, in the
-    AWS account of your credentials, where the release's models and images must have been built.
+    In the AWS account of your credentials, where the release is built first when none is named and none was built from
+    this source. With --local all of it happens in a local cloud on this machine, which is started when none runs: with
+    the sample release, whose images are processes of this checkout, unless a release is named or --build is given.
     """
     began = time.monotonic()
-    environment, manifest = load_environment(env), load_release(release)
+    environment = load_environment(env)
+    named = SAMPLE if release is None and local and not build else release
+    manifest = None if named is None else load_release(named)
+    plan = plan_for(environment) if manifest is None else None
     cloud = None
     if local and (cloud := local_cloud.running(home)) is None:
         step("the local cloud")
         cloud = local_cloud.start(home, port=port)
     with local_cloud.reached(cloud.environment() if cloud else {}):
         aws = Aws(environment.region)
-        cdk = Cdk(environment=env, release=reference(release))
-        supplies = FromThisMachine(cloud) if cloud else FromCodeBuild(environment)
-        deployment.deploy(aws, environment, manifest, cdk, supplies, step)
+        if plan is not None:
+            manifest = _built(aws, environment, plan, bases=bases, allow_dirty=allow_dirty)
+        manifest = manifest or load_release()
+        cdk = Cdk(environment=env, release=reference(named or manifest.id), bases=bases.resolve())
+        supplies = FromThisMachine(cloud) if cloud and manifest.sample else None
+        deployment.deploy(aws, environment, manifest, cdk, step, supplies=supplies)
         console.note(f"deployed after {time.monotonic() - began:.0f} s")
         endpoints = {name: deployed_endpoint(aws, environment, name) for name in environment.endpoints}
         if ask:
@@ -64,14 +82,21 @@ def command(
     _advise(env, endpoints, local=local)
 
 
+def _built(aws: Aws, environment: Environment, plan: Plan, *, bases: Path, allow_dirty: bool) -> Release:
+    """The release of this source: one that was built before, or a new one."""
+    if (found := matching_release(plan, read_source(), load_bases(bases))) is not None:
+        console.note(f"release {found.id} was built from this source; it is deployed")
+        return found
+    cdk = Cdk(environment=environment.name, release=SAMPLE, bases=bases.resolve())
+    bucket = deployment.prepare(aws, environment, cdk, step)
+    made, path = make(aws, environment, plan, bucket=bucket, bases=bases, here=False, allow_dirty=allow_dirty)
+    console.note(f"release {made.id} is written to {path}; commit it")
+    return made
+
+
 def reference(release: str) -> str:
     """A release as the app is told it: the app runs in another folder, so a path must not depend on this one."""
     return str(Path(release).resolve()) if release.endswith(".json") else release
-
-
-def step(text: str) -> None:
-    """Head what follows."""
-    console.err.print(Rule(Text(text), align="left"))
 
 
 def _ask(aws: Aws, endpoints: Mapping[str, DeployedEndpoint]) -> None:

@@ -6,7 +6,8 @@ import hashlib
 import os
 import re
 import ssl
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,22 +15,29 @@ import httpx
 import tenacity
 
 from switchyard.exit_codes import CommandError, ExitCode
+from switchyard.models.parallel import check
 from switchyard.models.storage import BLOCK, human_size, require_space
 
 ATTEMPTS_WITHOUT_PROGRESS = 6
+LONGEST_PAUSE_S = 60.0
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 Report = Callable[[int, int | None], None]
 """Called with bytes on disk and total bytes (None while unknown)."""
 
 
-def http_client() -> httpx.Client:
-    """A client with the machine's proxies and certificates (``PIP_CERT``, else ``SSL_CERT_FILE``, else certifi's)."""
-    authority = os.environ.get("PIP_CERT")
+def http_client(authority_variable: str = "PIP_CERT") -> httpx.Client:
+    """A client with the machine's proxies and certificates.
+
+    Args:
+        authority_variable: Environment variable that names a certificate authority; without it ``SSL_CERT_FILE``,
+            else certifi's.
+    """
+    authority = os.environ.get(authority_variable)
     verify: ssl.SSLContext | bool = True
     if authority:
         path = Path(authority)
         if not path.exists():
-            raise CommandError(f"PIP_CERT names {authority}, which does not exist", code=ExitCode.USAGE)
+            raise CommandError(f"{authority_variable} names {authority}, which does not exist", code=ExitCode.USAGE)
         verify = ssl.create_default_context(
             cafile=authority if path.is_file() else None, capath=authority if path.is_dir() else None
         )
@@ -42,7 +50,16 @@ def http_client() -> httpx.Client:
 
 
 class _TransientError(Exception):
-    """A fault that another attempt may not meet."""
+    """A fault that another attempt may not meet.
+
+    Args:
+        message: What happened.
+        retry_after_s: Seconds that the server asked to wait.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 @dataclass
@@ -62,11 +79,15 @@ class _Stop:
 
 def download(
     client: httpx.Client,
-    url: str,
+    url: str | Callable[[], str],
     target: Path,
     *,
     sha256: str,
     size: int | None = None,
+    shown: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    inspect: Callable[[httpx.Response], None] = lambda _response: None,
+    stop: threading.Event | None = None,
     report: Report = lambda _done, _total: None,
     wait: Callable[[tenacity.RetryCallState], float] | None = None,
 ) -> None:
@@ -74,42 +95,64 @@ def download(
 
     Args:
         client: See ``http_client``.
-        url: Where the file is.
+        url: Where the file is; a function is asked before each attempt, for addresses that expire.
         target: Replaced in one step at the end; until then the bytes are in ``NAME.part`` beside it.
         sha256: What the file must hash to.
         size: In bytes, when it is known beforehand.
+        shown: What messages call the file; the address by default.
+        headers: Sent with each request.
+        inspect: Looks at each answer before its body is read, redirects before their targets; may raise.
+        stop: When set, the download ends at the next block with ``StoppedError``.
         report: Progress.
-        wait: Seconds before the next attempt; exponential with jitter by default.
+        wait: Seconds before the next attempt; by default exponential with jitter, or what the server asks for.
 
     Raises:
         CommandError: The server refused, the network failed several times in a row, the disk is too small, or the
             content is not the pinned one. Whatever can be continued is kept.
+        OSError: The disk cannot be written.
     """
+    stop = stop or threading.Event()
     part = target.with_name(target.name + ".part")
+    request = _Request(
+        client=client,
+        url=url if callable(url) else lambda: url,
+        part=part,
+        size=size,
+        shown=shown or (url if isinstance(url, str) else target.name),
+        headers=headers or {},
+        inspect=inspect,
+        stop=stop,
+        report=report,
+    )
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type((_TransientError, httpx.TransportError)),
         stop=_Stop(part),
-        wait=wait or tenacity.wait_exponential_jitter(multiplier=0.5, max=15),
+        wait=wait or _pause,
+        sleep=lambda seconds: _sleep(seconds, stop),
         reraise=True,
     )
     resumed = part.exists() and part.stat().st_size > 0
     try:
-        found = retrying(_fetch, client, url, part, size, report)
+        found = retrying(_fetch, request)
         if found != sha256 and resumed:
             # The kept bytes may be of another day; the whole file decides.
             part.unlink()
-            found = retrying(_fetch, client, url, part, size, report)
+            found = retrying(_fetch, request)
     except (_TransientError, httpx.TransportError) as error:
         kept = part.stat().st_size if part.exists() else 0
         raise CommandError(
-            f"cannot download {url}: {error or type(error).__name__}",
+            f"cannot download {request.shown}: {error or type(error).__name__}",
             code=ExitCode.DOWNLOAD,
             hint=f"{human_size(kept)} are kept. Check the network (or the proxy), then run the command again.",
         ) from error
     if found != sha256:
+        got = part.stat().st_size
         part.unlink()
+        _etag_path(part).unlink(missing_ok=True)
+        sizes = f", and it has {got} bytes instead of {size}" if size is not None and got != size else ""
         raise CommandError(
-            f"{url} is not the pinned file: its sha256 is {found}, and {sha256} was expected. It was thrown away",
+            f"{request.shown} is not the pinned file: its sha256 is {found}, and {sha256} was expected{sizes}. "
+            "It was thrown away",
             code=ExitCode.MODEL,
             hint="It was changed on the way or at its source. Do not use it; tell the maintainers of the catalogue.",
         )
@@ -117,12 +160,37 @@ def download(
     _etag_path(part).unlink(missing_ok=True)
 
 
+def _sleep(seconds: float, stop: threading.Event) -> None:
+    stop.wait(seconds)
+
+
+def _pause(state: tenacity.RetryCallState) -> float:
+    fault = state.outcome.exception() if state.outcome else None
+    asked = fault.retry_after_s if isinstance(fault, _TransientError) else 0.0
+    return max(tenacity.wait_exponential_jitter(multiplier=0.5, max=15)(state), asked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    client: httpx.Client
+    url: Callable[[], str]
+    part: Path
+    size: int | None
+    shown: str
+    headers: Mapping[str, str]
+    inspect: Callable[[httpx.Response], None]
+    stop: threading.Event
+    report: Report
+
+
 def _etag_path(part: Path) -> Path:
     return part.with_name(part.name + ".etag")
 
 
-def _fetch(client: httpx.Client, url: str, part: Path, size: int | None, report: Report) -> str:
+def _fetch(request: _Request) -> str:
     """One attempt; returns the sha256 of the complete file."""
+    check(request.stop)
+    part, size, report = request.part, request.size, request.report
     digest = hashlib.sha256()
     done = _hash_existing(part, digest)
     if size is not None and done == size:
@@ -131,13 +199,15 @@ def _fetch(client: httpx.Client, url: str, part: Path, size: int | None, report:
     if size is not None and done > size:
         part.unlink()
         digest, done = hashlib.sha256(), 0
-    headers: dict[str, str] = {}
+    headers = dict(request.headers)
     if done:
         headers["Range"] = f"bytes={done}-"
         etag = _etag_path(part)
         if etag.is_file():
             headers["If-Range"] = etag.read_text(encoding="ascii")
-    with client.stream("GET", url, headers=headers) as response:
+    with request.client.stream("GET", request.url(), headers=headers) as response:
+        for each in (*response.history, response):
+            request.inspect(each)
         if response.status_code == 416:
             # Already complete, or of another version: only a fresh start tells.
             total = _range_total(response)
@@ -145,13 +215,20 @@ def _fetch(client: httpx.Client, url: str, part: Path, size: int | None, report:
                 return digest.hexdigest()
             part.unlink()
             raise _TransientError("the server has fewer bytes than are kept here; starting again")
-        _require_success(response, url)
+        _require_success(response, request.shown)
         if response.status_code != 206 or _range_start(response) != done:
             if response.status_code == 206:
                 part.unlink(missing_ok=True)
                 raise _TransientError("the server sent another range than was asked for")
             digest, done = hashlib.sha256(), 0
-        total = size if size is not None else _total(response, done)
+        told = _total(response, done)
+        if size is not None and told is not None and told != size:
+            raise CommandError(
+                f"{request.shown} is not the pinned file: the server has {told} bytes, and {size} were expected",
+                code=ExitCode.MODEL,
+                hint="It was changed at its source. Do not use it; tell the maintainers of the catalogue.",
+            )
+        total = size if size is not None else told
         _remember_etag(part, response)
         if total is not None:
             require_space(part.parent, total - done)
@@ -160,6 +237,9 @@ def _fetch(client: httpx.Client, url: str, part: Path, size: int | None, report:
             file.seek(done)
             report(done, total)
             for block in response.iter_raw():
+                check(request.stop)
+                if size is not None and done + len(block) > size:
+                    raise _TransientError(f"the server sends more than the {size} bytes of the file")
                 file.write(block)
                 digest.update(block)
                 done += len(block)
@@ -181,17 +261,21 @@ def _hash_existing(part: Path, digest: hashlib._Hash) -> int:
     return done
 
 
-def _require_success(response: httpx.Response, url: str) -> None:
+def _require_success(response: httpx.Response, shown: str) -> None:
     status = response.status_code
     if status in RETRIED_STATUSES:
-        raise _TransientError(f"the server answered {status} {response.reason_phrase}")
+        asked = response.headers.get("Retry-After", "")
+        raise _TransientError(
+            f"the server answered {status} {response.reason_phrase}",
+            retry_after_s=min(float(asked), LONGEST_PAUSE_S) if asked.isdecimal() else 0.0,
+        )
     if status not in (200, 206):
         raise CommandError(
-            f"cannot download {url}: the server answered {status} {response.reason_phrase}", code=ExitCode.DOWNLOAD
+            f"cannot download {shown}: the server answered {status} {response.reason_phrase}", code=ExitCode.DOWNLOAD
         )
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
-        raise CommandError(f"cannot download {url}: it came encoded as {encoding}, unasked", code=ExitCode.DOWNLOAD)
+        raise CommandError(f"cannot download {shown}: it came encoded as {encoding}, unasked", code=ExitCode.DOWNLOAD)
 
 
 def _content_range(response: httpx.Response) -> re.Match[str] | None:

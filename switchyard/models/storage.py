@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -14,14 +15,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.models.catalogue import CatalogueEntry, catalogue, find
+from switchyard.models.catalogue import CatalogueEntry, ModelFile, catalogue, find
 
 BLOCK = 1 << 20
 Advance = Callable[[int], None]
 
 
 class State(StrEnum):
-    """What is known of a model's file without reading all of it."""
+    """What is known of a model's files without reading all of them."""
 
     ABSENT = "absent"
     PARTIAL = "partial"
@@ -41,13 +42,22 @@ def cache_folder() -> Path:
 
 
 def model_folder(entry: CatalogueEntry) -> Path:
-    """The folder of one pinned file: a new pin never meets an old file."""
-    return cache_folder() / "models" / entry.name / entry.file.sha256[:16]
+    """The folder of one pinned set of files: a new pin never meets an old file."""
+    pins = entry.files[0].sha256
+    if len(entry.files) > 1:
+        listed = "".join(f"{file.sha256} {file.name}\n" for file in entry.files)
+        pins = hashlib.sha256(listed.encode()).hexdigest()
+    return cache_folder() / "models" / entry.name / pins[:16]
 
 
 def model_path(entry: CatalogueEntry) -> Path:
-    """Where the model's GGUF file lies once it has been pulled."""
-    return model_folder(entry) / entry.file.name
+    """Where the file for llama.cpp lies once the model has been pulled: the weights, or their first shard."""
+    return file_path(entry, entry.file)
+
+
+def file_path(entry: CatalogueEntry, file: ModelFile) -> Path:
+    """Where one of the model's files lies once it has been pulled."""
+    return model_folder(entry) / file.name
 
 
 def _mark_path(path: Path) -> Path:
@@ -60,16 +70,27 @@ def _mark(path: Path, sha256: str) -> dict[str, object]:
 
 
 def state(entry: CatalogueEntry) -> State:
-    """Whether the file is there, and unchanged since its hash was last checked."""
-    path = model_path(entry)
+    """Whether all files are there, and unchanged since their hashes were last checked."""
+    states = [file_state(entry, file) for file in entry.files]
+    if all(each is State.VERIFIED for each in states):
+        return State.VERIFIED
+    if State.ABSENT not in states:
+        return State.UNVERIFIED
+    folder = model_folder(entry)
+    some = any(each is not State.ABSENT for each in states) or (folder.is_dir() and any(folder.glob("*.part")))
+    return State.PARTIAL if some else State.ABSENT
+
+
+def file_state(entry: CatalogueEntry, file: ModelFile) -> State:
+    """ABSENT, UNVERIFIED or VERIFIED, for one file."""
+    path = file_path(entry, file)
     if not path.is_file():
-        folder = model_folder(entry)
-        return State.PARTIAL if folder.is_dir() and any(folder.glob("*.part")) else State.ABSENT
+        return State.ABSENT
     try:
         known = json.loads(_mark_path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return State.UNVERIFIED
-    return State.VERIFIED if known == _mark(path, entry.file.sha256) else State.UNVERIFIED
+    return State.VERIFIED if known == _mark(path, file.sha256) else State.UNVERIFIED
 
 
 def file_sha256(path: Path, advance: Advance = lambda _: None) -> str:
@@ -82,37 +103,62 @@ def file_sha256(path: Path, advance: Advance = lambda _: None) -> str:
     return digest.hexdigest()
 
 
-def mark_verified(entry: CatalogueEntry) -> None:
+def mark_verified(entry: CatalogueEntry, file: ModelFile) -> None:
     """Remember that the file's hash was right, for as long as its size and time of change stay the same."""
-    path = model_path(entry)
-    write_atomically(_mark_path(path), json.dumps(_mark(path, entry.file.sha256)))
+    path = file_path(entry, file)
+    write_atomically(_mark_path(path), json.dumps(_mark(path, file.sha256)))
 
 
 def verify(entry: CatalogueEntry, advance: Advance = lambda _: None) -> Path:
-    """Read the whole file again and compare its hash with the pin.
+    """Read all files again and compare their hashes with the pins.
+
+    Returns:
+        The path of the file for llama.cpp.
 
     Raises:
-        CommandError: It is missing, or it is not the pinned file (both hashes are named).
+        CommandError: One is missing, or is not the pinned file (both sizes or hashes are named).
     """
-    path = model_path(entry)
-    if not path.is_file():
-        raise missing(entry)
-    found = file_sha256(path, advance)
-    if found != entry.file.sha256:
-        _mark_path(path).unlink(missing_ok=True)
-        raise CommandError(
-            f"{path} is not the pinned file: its sha256 is {found}, and {entry.file.sha256} was expected",
-            code=ExitCode.MODEL,
-            hint=f"Fetch it again: switchyard model pull {entry.name}",
-        )
-    mark_verified(entry)
-    return path
+    for file in entry.files:
+        path = file_path(entry, file)
+        if not path.is_file():
+            raise missing(entry, file)
+        require_pinned(path, file, found=file_sha256(path, advance), size=path.stat().st_size)
+        mark_verified(entry, file)
+    return model_path(entry)
 
 
-def missing(entry: CatalogueEntry) -> CommandError:
-    """The error for a model that has not been pulled."""
+def require_pinned(path: Path, file: ModelFile, *, found: str, size: int) -> None:
+    """Refuse a file that is not the pinned one; what was known of it is forgotten.
+
+    Args:
+        path: Where it lies.
+        file: The pin.
+        found: Its sha256.
+        size: Its size in bytes.
+
+    Raises:
+        CommandError: It differs.
+    """
+    if file.size is not None and size != file.size:
+        said = f"it has {size} bytes, and {file.size} were expected"
+    elif found != file.sha256:
+        said = f"its sha256 is {found}, and {file.sha256} was expected"
+    else:
+        return
+    _mark_path(path).unlink(missing_ok=True)
+    raise CommandError(
+        f"{path} is not the pinned file: {said}",
+        code=ExitCode.MODEL,
+        hint="Do not use it. Fetch it again: switchyard model pull NAME",
+    )
+
+
+def missing(entry: CatalogueEntry, file: ModelFile | None = None) -> CommandError:
+    """The error for a model, or one of its files, that has not been pulled."""
+    file = file or entry.file
+    what = f"the model {entry.name} is" if len(entry.files) == 1 else f"{file.name} of the model {entry.name} is"
     return CommandError(
-        f"the model {entry.name} is not on this machine (looked at {model_path(entry)})",
+        f"{what} not on this machine (looked at {file_path(entry, file)})",
         code=ExitCode.MODEL,
         hint=f"Fetch it: switchyard model pull {entry.name}",
     )
@@ -158,6 +204,22 @@ def require_space(folder: Path, needed: int) -> None:
         )
 
 
+def disk_error(folder: Path, error: OSError) -> CommandError:
+    """The error for a folder that could not be written, a full disk most of all."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CommandError(
+            f"the disk is full: {folder} cannot be written ({error.strerror})",
+            code=ExitCode.DOWNLOAD,
+            hint="Free some space, or use a folder on a larger disk, then run the command again. "
+            "What was downloaded is kept and continued; SWITCHYARD_CACHE names the folder of downloads.",
+        )
+    return CommandError(
+        f"cannot write to {folder}: {error.strerror or error}",
+        code=ExitCode.DOWNLOAD,
+        hint="Set SWITCHYARD_CACHE (or --to) to a folder that you may write to.",
+    )
+
+
 def human_size(count: int) -> str:
     """Bytes for people, in decimal units: ``253 MB``."""
     size = float(count)
@@ -171,8 +233,12 @@ def human_size(count: int) -> str:
 def write_atomically(path: Path, text: str) -> None:
     """Replace a small text file so that a reader sees the old one or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -68,8 +68,14 @@ class Model:
             "key": self.key,
             "manifest_sha256": self.sha256,
             "file": self.path.name,
-            "file_sha256": hashlib.sha256(content).hexdigest(),
-            "bytes": len(content),
+            "files": [
+                {
+                    "name": self.path.name,
+                    "role": "weights",
+                    "size": len(content),
+                    "sha256": hashlib.sha256(content).hexdigest(),
+                }
+            ],
         }
 
 
@@ -101,6 +107,7 @@ class Wanted:
         return {
             "format": "switchyard-release/1",
             "id": identifier,
+            "sample": True,
             "models": {"decision": self.model.released(), "chat": self.model.released()},
             "images": {
                 "decision": {"cpu": {"digest": self.image, **image}},
@@ -221,7 +228,8 @@ class World:
     def provide(self, wanted: Wanted) -> None:
         """Put the model into the bucket and the image into the registry, where they are missing."""
         bucket, s3, model = self.bucket(), self.client("s3"), wanted.model
-        s3.upload_file(str(model.path), bucket, model.key + model.path.name)
+        file = hashlib.sha256(model.path.read_bytes()).hexdigest()
+        s3.upload_file(str(model.path), bucket, model.key + model.path.name, ExtraArgs={"Metadata": {"sha256": file}})
         s3.put_object(Bucket=bucket, Key=model.key + "model-manifest.json", Body=model.manifest)
         known = self.client("ecr").list_images(repositoryName=REPOSITORY)["imageIds"]
         if wanted.image not in [each["imageDigest"] for each in known]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,7 +105,7 @@ def test_a_foreign_libllama_is_found_by_reading_back(model: Path, monkeypatch: p
 
 def test_a_probe_that_dies_leads_to_recomputing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start.probe, "SAFE_ARCHITECTURES", frozenset())
-    monkeypatch.setattr(start.probe.sys, "executable", "/bin/false")
+    monkeypatch.setattr(start.probe, "sys", SimpleNamespace(executable="/bin/false"))
     engine = start_engine(load_settings(model=str(model), threads=1))
     probe = engine.identity.probe
     assert not probe.prefix_sharing

@@ -93,7 +93,7 @@ def test_where_a_child_died_prefixes_are_recomputed(model: Path, monkeypatch: py
 def test_the_start_reports_its_stages_and_leaves_nothing(model: Path) -> None:
     engine = start_engine(load_settings(model=str(model), threads=1, context_tokens=256))
     try:
-        assert set(engine.start_seconds) == {"load", "probe", "context", "hash", "self_test"}
+        assert set(engine.start_seconds) == {"library", "load", "probe", "context", "hash", "self_test"}
         assert all(seconds >= 0 for seconds in engine.start_seconds.values())
         counters = engine.counters
         assert (counters.decodes, counters.decoded_tokens, counters.prefixes) == (0, 0, 0)

@@ -342,7 +342,8 @@ def test_release_refused_by_environment(
         (("images", "decision", "tpu"), {}, "images.decision.tpu.[key]: Input should be 'cpu', 'graviton' or 'cuda'"),
         (("images", "decision", "cpu", "architecture"), "riscv", "Input should be 'x86_64' or 'arm64' (it is 'riscv')"),
         (("models", "chat", "key"), "models/gemma/", "does not contain manifest_sha256"),
-        (("models", "chat", "bytes"), 0, "models.chat.bytes: Input should be greater than 0 (it is 0)"),
+        (("models", "chat", "files"), [], "models.chat.files: Tuple should have at least 1 item"),
+        (("models", "chat", "file"), "other.gguf", "file 'other.gguf' is not one of its files: gemma-3-270m-q4_k_m.g"),
         (("models",), {}, "models: Dictionary should have at least 1 item"),
         (("format",), "switchyard-release/2", "format: Input should be 'switchyard-release/1'"),
         (("extra",), 1, "extra: there is no such field"),
@@ -360,10 +361,10 @@ def test_manifest_refused(path: tuple[str, ...], value: Any, sentence: str) -> N
     assert "r.json" in refused.value.message
 
 
-def test_manifest_key_must_be_a_prefix_or_an_archive() -> None:
+def test_manifest_key_must_be_a_prefix() -> None:
     content = manifest()
-    content["models"]["chat"]["key"] = content["models"]["chat"]["key"].rstrip("/")
-    with pytest.raises(CommandError, match="is neither a prefix nor an archive"):
+    content["models"]["chat"]["key"] += "model.tar.gz"
+    with pytest.raises(CommandError, match="is not a prefix: end it in '/'"):
         parse_release(content, source="r.json")
 
 
@@ -447,7 +448,9 @@ def test_sample_names_the_embedded_model() -> None:
         model = load_release().model(role)
         assert model.key == model_prefix(entry, content)
         assert model.manifest_sha256 == manifest_sha256(content)
-        assert (model.file, model.file_sha256, model.bytes) == (entry.file.name, entry.file.sha256, entry.file.size)
+        assert model.file == entry.file.name
+        assert model.objects() == {entry.file.name: (entry.file.size, entry.file.sha256)}
+        assert model.bytes == entry.file.size
 
 
 def test_model_manifest_is_a_function_of_the_entry() -> None:
@@ -459,12 +462,14 @@ def test_model_manifest_is_a_function_of_the_entry() -> None:
 
 
 def test_model_manifest_needs_the_size() -> None:
-    unpinned = catalogue()["qwen3.5-4b"]
+    pinned = catalogue()["gemma-3-270m"]
+    sizeless = pinned.file.model_copy(update={"size": None})
+    unpinned = pinned.model_copy(update={"files": (sizeless,)})
     with pytest.raises(CommandError, match="does not say how large"):
         model_manifest(unpinned)
-    assert json.loads(model_manifest(unpinned, size=5))["files"][0]["size"] == 5
+    assert json.loads(model_manifest(unpinned, {unpinned.file.name: 5}))["files"][0]["size"] == 5
     with pytest.raises(CommandError, match="has 5 bytes; the catalogue says 253113024"):
-        model_manifest(catalogue()["gemma-3-270m"], size=5)
+        model_manifest(catalogue()["gemma-3-270m"], {"gemma-3-270m-q4_k_m.gguf": 5})
 
 
 def models_within(model: type[BaseModel]) -> set[type[BaseModel]]:

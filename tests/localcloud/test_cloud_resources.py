@@ -158,12 +158,6 @@ def test_upload_with_the_accounts_own_key(furnished: Furnished) -> None:
     assert answer["SSEKMSKeyId"].startswith("arn:aws:kms:us-east-1:000000000000:key/")
 
 
-def test_builds_do_not_pretend_to_succeed(furnished: Furnished) -> None:
-    codebuild = furnished.cloud.client("codebuild")
-    with pytest.raises(codebuild.exceptions.ClientError, match="does not emulate builds"):
-        codebuild.start_build(projectName="anything")
-
-
 def test_unknown_operation_says_so(furnished: Furnished) -> None:
     with pytest.raises(botocore.exceptions.ClientError, match="does not emulate sagemaker:ListClusters"):
         furnished.sagemaker.list_clusters()

@@ -59,9 +59,9 @@ def test_flags_become_words_as_the_container_makes_them() -> None:
         ({"ctx-size": "8192"}, {"SWITCHYARD_CONTEXT_TOKENS": "8192"}),
         (
             {"ctx-size": "8192", "parallel": "4"},
-            {"SWITCHYARD_CONTEXT_TOKENS": "2048", "SWITCHYARD_CHATS": "4", "SWITCHYARD_SEQUENCES": "8"},
+            {"SWITCHYARD_CONTEXT_TOKENS": "2048", "SWITCHYARD_CHATS": "4"},
         ),
-        ({"parallel": "10"}, {"SWITCHYARD_CHATS": "10", "SWITCHYARD_SEQUENCES": "12"}),
+        ({"parallel": "10"}, {"SWITCHYARD_CHATS": "10"}),
         ({"threads": "2", "flash-attn": "on"}, {"SWITCHYARD_THREADS": "2", "SWITCHYARD_FLASH_ATTENTION": "on"}),
         ({"flash-attn": "true"}, {"SWITCHYARD_FLASH_ATTENTION": "on"}),
         ({"no-mmap": "true", "metrics": "true"}, {}),

@@ -1,138 +1,62 @@
-"""From a model's container to the process that stands in for it: command, environment and paths."""
+"""From a model's container with a real image to the command that runs it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from switchyard_localcloud.errors import ServiceError
+from switchyard_localcloud.details import CloudDetails
 from switchyard_localcloud.options import Options
-from switchyard_localcloud.ports import HOST
-from switchyard_localcloud.sagemaker import llama_flags
-from switchyard_localcloud.sagemaker.images import Image, command_of
-
-MODEL_FOLDER = "/opt/ml/model"
-
-_SERVER = ("-m", "switchyard_runtime.http.serve")
-_HUB_VARIABLES = ("HF_REPO", "HF_FILE", "HF_MODEL_ID", "SM_LLAMA_CPP_HF_REPO", "SM_LLAMA_CPP_HF_FILE")
-# What a program needs to run on this machine; nothing of the caller's credentials or settings.
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT")
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How to start a container's stand-in.
-
-    Attributes:
-        command: Words of the command line.
-        environment: The whole environment.
-        ping_path: Path that a health check gets.
-        invocation_path: Path that an invocation is posted to.
-        notes: Lines for the endpoint's log: what differs from AWS.
-    """
-
-    command: list[str]
-    environment: dict[str, str]
-    ping_path: str
-    invocation_path: str
-    notes: list[str]
+from switchyard_localcloud.sagemaker import podman
+from switchyard_localcloud.sagemaker.launch import Launch, variables
 
 
 def plan(
-    image: Image, environment: Mapping[str, str], *, model_folder: Path | None, port: int, options: Options
+    image: str,
+    given: Mapping[str, str],
+    *,
+    name: str,
+    folder: Path,
+    model_folder: Path | None,
+    isolated: bool,
+    cloud: CloudDetails,
+    options: Options,
 ) -> Launch:
-    """How to start the stand-in for a container.
+    """How to run a container.
 
     Args:
-        image: Its image.
-        environment: Its variables, as the model names them.
-        model_folder: Where the model's files lie here, in place of ``/opt/ml/model``; None without model data.
-        port: Port to listen on, in place of 8080.
-        options: The local cloud's.
+        image: The image's URI by digest, pulled.
+        given: The container's variables, as the model names them.
+        name: Name for the container, which no other one has.
+        folder: The fleet's folder.
+        model_folder: Where the model's files lie; None without model data.
+        isolated: Whether the model's containers have no network.
+        cloud: The local cloud.
+        options: Its settings.
 
     Raises:
-        ServiceError: The container needs what the local cloud does not have.
+        ServiceError: This machine cannot run it.
     """
-    notes = [f"the local cloud runs a process of this machine in place of {image.uri}"]
-    mapped = {name: _map_path(value, model_folder) for name, value in environment.items()}
-    base = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    base |= {"PYTHONUNBUFFERED": "1", "SAGEMAKER_BIND_TO_PORT": str(port)}
-    if image.is_chat:
-        return _chat(mapped, base, model_folder=model_folder, port=port, options=options, notes=notes)
-    command = command_of(image)
-    if command is not None:
-        notes.append(f"its manifest names the command {command}")
-        return Launch(command, {**base, **mapped, **options.environment}, "/ping", "/invocations", notes)
-    own = {"SWITCHYARD_MODEL": str(model_folder or MODEL_FOLDER), **mapped}
-    return _our_server(own, base, port=port, options=options, notes=notes, paths=("/ping", "/invocations"))
-
-
-def _chat(
-    environment: dict[str, str],
-    base: dict[str, str],
-    *,
-    model_folder: Path | None,
-    port: int,
-    options: Options,
-    notes: list[str],
-) -> Launch:
-    hub = [name for name in _HUB_VARIABLES if name in environment]
-    if hub or model_folder is None:
-        raise ServiceError(
-            f"The chat container would take its model from a hub ({', '.join(hub) or 'it has no model data'}); the "
-            "local cloud reaches no hub. Give the model as data in S3."
-        )
-    flags = llama_flags.flags_of(environment)
-    paths = ("/health", "/v1/chat/completions")
-    if options.llama_server is not None:
-        notes.append(f"the chat container's flags go to {options.llama_server}")
-        model = flags.pop("model", "") or str(_only_model(model_folder))
-        words = ["--host", HOST, "--port", str(port), "--model", model, *llama_flags.arguments(flags)]
-        return Launch([options.llama_server, *words], {**base, **environment, **options.environment}, *paths, notes)
-    notes.append("the chat container is not available here: our server's chat answers in its place")
-    model = flags.pop("model", "") or str(model_folder)
-    own = {name: value for name, value in environment.items() if not name.startswith(llama_flags.PREFIX)}
-    own |= {"SWITCHYARD_MODEL": model, **llama_flags.settings(flags, say=notes.append)}
-    return _our_server(own, base, port=port, options=options, notes=notes, paths=paths)
-
-
-def _our_server(
-    environment: dict[str, str],
-    base: dict[str, str],
-    *,
-    port: int,
-    options: Options,
-    notes: list[str],
-    paths: tuple[str, str],
-) -> Launch:
-    fixed = {"SWITCHYARD_HOST": HOST, "SWITCHYARD_PORT": str(port)}
-    merged = {**base, **environment, **options.environment, **fixed}
-    _fit_threads(merged, notes)
-    return Launch([options.server_python, *_SERVER], merged, *paths, notes)
-
-
-def _fit_threads(environment: dict[str, str], notes: list[str]) -> None:
-    """An instance has more cores than this machine; more threads than cores would only spin."""
-    threads, cores = environment.get("SWITCHYARD_THREADS", "0"), _cores()
-    if threads.isdigit() and int(threads) > cores:
-        environment["SWITCHYARD_THREADS"] = str(cores)
-        notes.append(f"SWITCHYARD_THREADS={threads} is cut to this machine's {cores} cores")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _map_path(value: str, model_folder: Path | None) -> str:
-    if model_folder is None or not (value == MODEL_FOLDER or value.startswith(f"{MODEL_FOLDER}/")):
-        return value
-    return str(model_folder) + value.removeprefix(MODEL_FOLDER)
-
-
-def _only_model(folder: Path) -> Path:
-    files = sorted(path for path in folder.rglob("*.gguf") if len(path.relative_to(folder).parts) <= 2)
-    if not files:
-        raise ServiceError(f"The model data holds no *.gguf file at most two levels deep: {folder}.")
-    return files[0]
+    podman.require()
+    notes = [f"the container {name} of {image} starts, {'isolated' if isolated else 'with a way outside'}"]
+    if not isolated:
+        podman.require_outside()
+    pid_file = folder / "container.pid"
+    pid_file.unlink(missing_ok=True)
+    command = podman.run(
+        image,
+        name=name,
+        variables=variables(dict(given), options, notes),
+        model_folder=model_folder,
+        isolated=isolated,
+        pid_file=pid_file,
+    )
+    return Launch(
+        command,
+        podman.environment(cloud),
+        "/ping",
+        "/invocations",
+        notes,
+        pid_file=pid_file,
+        afterwards=podman.remove(name),
+    )

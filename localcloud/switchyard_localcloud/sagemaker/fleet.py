@@ -1,6 +1,6 @@
-"""A fleet: one production variant of one endpoint configuration, as a running process.
+"""A fleet: one production variant of one endpoint configuration, as a running container or process.
 
-SageMaker starts as many instances as the variant asks for. The local cloud counts them and runs one process.
+SageMaker starts as many instances as the variant asks for. The local cloud counts them and runs one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from switchyard_localcloud.details import CloudDetails
 from switchyard_localcloud.errors import ServiceError
 from switchyard_localcloud.options import Options
 from switchyard_localcloud.ports import free_port
-from switchyard_localcloud.sagemaker import images, metrics, model_data, usage
-from switchyard_localcloud.sagemaker.container import plan
+from switchyard_localcloud.sagemaker import container, images, metrics, model_data, podman, stand_in, usage
+from switchyard_localcloud.sagemaker.launch import Launch
 from switchyard_localcloud.sagemaker.logs import EndpointLog
 from switchyard_localcloud.sagemaker.models import container_of, role_of
 from switchyard_localcloud.sagemaker.process import Process
@@ -57,11 +57,13 @@ class Fleet:
         self.config_name: str = config["EndpointConfigName"]
         self.variant: Parameters = config["ProductionVariants"][0]
         self._container = container_of(model)
+        self._isolated: bool = model.get("EnableNetworkIsolation", False)
         self._role = role_of(model)
         self._image = images.parse_image(self._container["Image"])
         self._cloud = cloud
         self._options = options
         self._number = next(_numbers)
+        self._launches = itertools.count(1)
         self._folder = options.home / "endpoints" / endpoint / str(self._number)
         self._process: Process | None = None
         self._starting = threading.Lock()
@@ -155,7 +157,7 @@ class Fleet:
         self.stop()
 
     def stop(self) -> None:
-        """Stop the process and remove its model files. The log file stays."""
+        """Stop the container or process and remove its model files. The log file stays."""
         with self._starting:
             self._retired.set()
             if self._process is not None:
@@ -168,6 +170,11 @@ class Fleet:
     def _pull(self) -> None:
         self._resolved, self._resolved_at = images.resolve(self._image), time.time()
         images.check_pull(self._image, self._role)
+        self._real = images.is_real(self._image)
+        if self._real:
+            began = time.monotonic()
+            podman.pull(self._resolved, self._cloud, self._role.assume("SageMaker"))
+            self._log.note(f"pulled {self._resolved} in {time.monotonic() - began:.1f} s")
 
     def _download(self) -> None:
         self._model_folder: Path | None = None
@@ -188,16 +195,27 @@ class Fleet:
 
     def _launch(self) -> None:
         port = free_port()
-        launch = plan(
-            self._image,
-            self._container.get("Environment", {}),
-            model_folder=self._model_folder,
-            port=port,
-            options=self._options,
-        )
+        launch = self._plan(port)
         for line in launch.notes:
             self._log.note(line)
         self._process = Process(launch, port=port, folder=self._folder, write=self._log.write)
+
+    def _plan(self, port: int) -> Launch:
+        variables = self._container.get("Environment", {})
+        if not self._real:
+            return stand_in.plan(
+                self._image, variables, model_folder=self._model_folder, port=port, options=self._options
+            )
+        return container.plan(
+            self._resolved,
+            variables,
+            name=f"{self.endpoint}-{self._number}-{next(self._launches)}",
+            folder=self._folder,
+            model_folder=self._model_folder,
+            isolated=self._isolated,
+            cloud=self._cloud,
+            options=self._options,
+        )
 
     def _await_health(self, cancelled: Callable[[], bool]) -> None:
         process = self._running()
@@ -205,7 +223,7 @@ class Fleet:
         deadline = time.monotonic() + min(wanted, self._options.longest_startup_s)
         while time.monotonic() < deadline and not cancelled():
             if (status := process.exit_status()) is not None:
-                self._log.note(f"the process ended with status {status} before it was healthy")
+                self._log.note(f"the {self._what} ended with status {status} before it was healthy")
                 break
             if process.healthy():
                 return
@@ -231,6 +249,10 @@ class Fleet:
             if self._retired.wait(_REPORT_EVERY_S):
                 return
 
+    @property
+    def _what(self) -> str:
+        return "container" if self._real else "process"
+
     def _running(self) -> Process:
         if self._process is None:
             raise RuntimeError(f"the fleet of endpoint {self.endpoint} has not been started")
@@ -243,7 +265,7 @@ class Fleet:
                 if self.alive() or self._retired.is_set():
                     continue
                 ended = self._running()
-                self._log.note(f"the process ended with status {ended.exit_status()}; it is started anew")
+                self._log.note(f"the {self._what} ended with status {ended.exit_status()}; it is started anew")
                 ended.stop()
                 self._launch()
             self._retired.wait(_RESTART_EVERY_S)

@@ -1,9 +1,12 @@
 """Runs one endpoint's command and makes sure that it never outlives the local cloud.
 
-Started by path, as ``python -I -S guard.py COMMAND...``, with a pipe as standard input whose other end the emulator
-holds: when the emulator dies, however it dies, the pipe closes and the command's whole process group is killed. Should
-the guard itself be killed, Linux kills the command. SIGTERM is passed on, and followed by SIGKILL after the 30 seconds
-that SageMaker gives a container. The exit status is the command's.
+Started by path, as ``python -I -S guard.py [--afterwards JSON] COMMAND...``, with a pipe as standard input whose other
+end the emulator holds: when the emulator dies, however it dies, the pipe closes and the command's whole process group
+is killed. Should the guard itself be killed, Linux kills the command. SIGTERM is passed on, and followed by SIGKILL
+after the 30 seconds that SageMaker gives a container. The exit status is the command's.
+
+``--afterwards`` names another command, as a list of words in JSON, that runs once the first has ended or was killed: a
+container is no child of the command that starts it, and is removed by this one.
 
 Imports nothing but the standard library: it starts with every endpoint.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -23,8 +27,16 @@ GRACE_S = 30.0
 _PR_SET_PDEATHSIG = 1
 
 
-def main(command: list[str]) -> int:
-    """Run ``command`` until it ends, or is stopped."""
+def main(words: list[str]) -> int:
+    """Run a command until it ends, or is stopped."""
+    afterwards: list[str] = []
+    if words[0] == "--afterwards":
+        afterwards, words = json.loads(words[1]), words[2:]
+    return run(words, afterwards)
+
+
+def run(command: list[str], afterwards: list[str]) -> int:
+    """Run ``command`` until it ends, or is stopped, and then ``afterwards`` unless it is empty."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def die_with_the_guard() -> None:
@@ -62,6 +74,8 @@ def main(command: list[str]) -> int:
     threading.Thread(target=watch_the_emulator, daemon=True).start()
     status = child.wait()
     kill()
+    if afterwards:
+        subprocess.run(afterwards, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)  # noqa: S603
     return status if status >= 0 else 128 - status
 
 

@@ -11,7 +11,9 @@ from ministack.services import ecr
 
 from switchyard_localcloud.errors import ServiceError
 from switchyard_localcloud.manifests import COMMAND_ANNOTATION
+from switchyard_localcloud.registry.manifests import INDEXES
 from switchyard_localcloud.service_role import ServiceRole
+from switchyard_localcloud.wire import Parameters
 
 CHAT_REPOSITORY = "llama-cpp"
 
@@ -76,7 +78,13 @@ def resolve(image: Image) -> str:
         ServiceError: The registry does not hold the image.
     """
     if image.owned:
-        version = _find(image)["imageDigest"]
+        found = _find(image)
+        version = found["imageDigest"]
+        if found.get("imageManifestMediaType") in INDEXES:
+            raise ServiceError(
+                f"Unsupported manifest media type {found['imageManifestMediaType']} for image {image.uri}. Ensure that "
+                "valid manifest media type is used for specified image."
+            )
     elif image.is_chat:
         version = image.digest or image.tag or ""
     else:
@@ -104,13 +112,25 @@ def check_pull(image: Image, role: ServiceRole) -> None:
         )
 
 
+def is_real(image: Image) -> bool:
+    """Whether there are layers behind an image's manifest, so that it runs as a container.
+
+    Images of other accounts never are: what is published to those registries here stands for the bases of builds.
+    """
+    return image.owned and bool(_manifest(image).get("layers"))
+
+
 def command_of(image: Image) -> list[str] | None:
     """The command that an image's manifest names for the local cloud; None means our server."""
     if not image.owned:
         return None
-    manifest = json.loads(_find(image).get("imageManifest") or "{}")
-    command = manifest.get("annotations", {}).get(COMMAND_ANNOTATION)
+    command = _manifest(image).get("annotations", {}).get(COMMAND_ANNOTATION)
     return None if command is None else [str(word) for word in json.loads(command)]
+
+
+def _manifest(image: Image) -> Parameters:
+    manifest: Parameters = json.loads(_find(image).get("imageManifest") or "{}")
+    return manifest
 
 
 def _find(image: Image) -> dict[str, str]:

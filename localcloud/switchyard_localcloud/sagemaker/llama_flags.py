@@ -103,7 +103,6 @@ def _capacity(flags: Mapping[str, str]) -> dict[str, str]:
     parallel = _integer(_PARALLEL, flags[_PARALLEL]) if _PARALLEL in flags else 1
     if _PARALLEL in flags:
         result["SWITCHYARD_CHATS"] = str(parallel)
-        result["SWITCHYARD_SEQUENCES"] = str(max(8, parallel + 2))
     if _CONTEXT in flags:
         result["SWITCHYARD_CONTEXT_TOKENS"] = str(_integer(_CONTEXT, flags[_CONTEXT]) // max(parallel, 1))
     return result

@@ -1,4 +1,4 @@
-"""One endpoint's process: started under a guard, pinged, logged, stopped."""
+"""One endpoint's process or container: started under a guard, pinged, logged, stopped."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from switchyard_localcloud.ports import HOST
-from switchyard_localcloud.sagemaker import guard
-from switchyard_localcloud.sagemaker.container import Launch
+from switchyard_localcloud.sagemaker import guard, relay
+from switchyard_localcloud.sagemaker.launch import Launch
 
 PING_S = 2.0
 _KILL_AFTER_S = guard.GRACE_S + 5.0
 
 
 class Process:
-    """A running stand-in for one container.
+    """A running container, or the process that stands in for one.
 
     Args:
         launch: How to start it.
-        port: Port that it listens on.
+        port: Port of this machine at which it is reached.
         folder: Its folder; ``process.json`` there names its ids while it runs.
         write: Takes each line that it prints.
     """
@@ -35,10 +36,12 @@ class Process:
         self._folder = folder
         self._write = write
         self._lines = threading.Thread(target=self._read_lines, daemon=True)
-        # -I and -S: the guard starts in a few milliseconds and imports nothing of the site's.
-        self._process = subprocess.Popen(  # noqa: S603 - the command comes from the container's plan
-            [sys.executable, "-I", "-S", guard.__file__, *launch.command],
-            stdin=subprocess.PIPE,
+        afterwards = ["--afterwards", json.dumps(launch.afterwards)] if launch.afterwards else []
+        self._relay = None if launch.pid_file is None else _script(relay.__file__, str(port), str(launch.pid_file))
+        self._process = _script(
+            guard.__file__,
+            *afterwards,
+            *launch.command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=launch.environment,
@@ -53,7 +56,10 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Id of the guard, whose child is the command."""
+        """Id of the process whose use of the machine counts: the container's first, or the guard over a command."""
+        if self.launch.pid_file is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return int(self.launch.pid_file.read_text(encoding="ascii"))
         return self._process.pid
 
     def exit_status(self) -> int | None:
@@ -80,10 +86,16 @@ class Process:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        if self._process.returncode < 0 and self.launch.afterwards:
+            # Killed, the guard removed nothing.
+            subprocess.run(self.launch.afterwards, env=self.launch.environment, capture_output=True, check=False)  # noqa: S603
         self._lines.join(timeout=5)
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        for script in (self._process, self._relay):
+            if script is not None and script.stdin is not None:
+                with contextlib.suppress(OSError):
+                    script.stdin.close()
+        if self._relay is not None:
+            self._relay.wait()
         self._record().unlink(missing_ok=True)
 
     def _read_lines(self) -> None:
@@ -92,3 +104,11 @@ class Process:
 
     def _record(self) -> Path:
         return self._folder / "process.json"
+
+
+def _script(path: str, *words: str, **options: Any) -> subprocess.Popen[str]:
+    """Start one of our programs, which ends when its standard input does.
+
+    -I and -S: it starts in a few milliseconds and imports nothing of the site's.
+    """
+    return subprocess.Popen([sys.executable, "-I", "-S", path, *words], stdin=subprocess.PIPE, **options)  # noqa: S603

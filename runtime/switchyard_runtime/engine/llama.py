@@ -9,20 +9,34 @@ import ctypes
 import math
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import llama_cpp as L  # noqa: N812
-import llama_cpp.llama_grammar as llama_grammar
 import numpy as np
+
+try:
+    import llama_cpp as L  # noqa: N812
+    import llama_cpp.llama_cpp as binding
+    import llama_cpp.llama_grammar as llama_grammar
+    from llama_cpp._ggml import libggml as ggml
+except (AttributeError, OSError, RuntimeError) as error:
+    raise ImportError(
+        f"llama-cpp-python cannot use its libllama: {error}. The library is missing, or of another build than the "
+        "binding was made for; install both from one release"
+    ) from error
 
 from switchyard_runtime.engine.interface import Logits, Memory, Piece, Pooling
 
-BINDING = f"llama-cpp-python {L.__version__}"
+BINDING_VERSION = str(L.__version__)
+BINDING = f"llama-cpp-python {BINDING_VERSION}"
+LIBRARIES = Path(binding._base_path)  # the folder that the binding took libllama from
+ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+ggml.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
+ggml.ggml_backend_load_all_from_path.restype = None
 POOLING: dict[int, Pooling] = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 CacheType = Literal["f16", "q8_0"]
@@ -65,7 +79,17 @@ class _Log:
         return None
 
 
+def _load_backends() -> None:
+    """Load the CPU's and the GPU's code where it lies in files of its own (a library built with ``GGML_BACKEND_DL``).
+
+    llama.cpp's programs do that themselves; a library that has its backends inside has devices from the start.
+    """
+    if not ggml.ggml_backend_dev_count():
+        ggml.ggml_backend_load_all_from_path(str(LIBRARIES).encode())
+
+
 LOG = _Log()
+_load_backends()
 L.llama_backend_init()
 
 
@@ -82,6 +106,33 @@ def system_info() -> str:
 def gpu_available() -> bool:
     """Whether this build of llama.cpp has a GPU backend and finds a device for it."""
     return bool(L.llama_supports_gpu_offload())
+
+
+def struct_sizes(names: Iterable[str]) -> dict[str, int]:
+    """Bytes of the binding's structs, by name."""
+    return {name: ctypes.sizeof(getattr(binding, name)) for name in names}
+
+
+def default_values() -> dict[str, dict[str, Any]]:
+    """The library's default parameters as the binding reads them: members that are numbers, by struct."""
+    found = {
+        "llama_model_params": L.llama_model_default_params(),
+        "llama_context_params": L.llama_context_default_params(),
+    }
+    return {struct: _numbers(values) for struct, values in found.items()}
+
+
+def _numbers(values: Any) -> dict[str, Any]:
+    members = {name: getattr(values, name) for name, *_ in values._fields_}
+    return {name: value for name, value in members.items() if isinstance(value, int | float)}
+
+
+def logits_of_file(path: Path, tokens: Sequence[int]) -> Logits:
+    """The logits of a small model after the last of ``tokens``, shape ``(vocabulary,)``, evaluated on one thread."""
+    shape = ContextShape(sequence_tokens=256, sequences=1, batch_tokens=max(32, len(tokens)), threads=1)
+    with opened(path, shape) as context:
+        (logits,) = context.decode([Run(tokens, sequence=0, position=0, output=True)])
+    return logits
 
 
 def json_grammar(schema: dict[str, Any] | None) -> str:

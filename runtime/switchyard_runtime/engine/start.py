@@ -6,7 +6,7 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from switchyard_runtime.engine import cores, llama, memory, model_files, probe
+from switchyard_runtime.engine import abi, cores, llama, memory, model_files, probe
 from switchyard_runtime.engine.core import LlamaEngine
 from switchyard_runtime.engine.interface import EngineIdentity, Memory, ModelInfo, Probe
 from switchyard_runtime.settings import Settings
@@ -25,16 +25,19 @@ def start_engine(settings: Settings) -> LlamaEngine:
     """Load the model that ``settings.model`` names (a path) and start its engine; returns when the self-test passed.
 
     Raises:
-        EngineStartError: No such file, a broken one, too little memory, no GPU, or a self-test that failed.
+        EngineStartError: A libllama that the binding was not made for, no such file, a broken one, too little memory,
+            no GPU, or a self-test that failed.
     """
     try:
         return _start(settings)
-    except (model_files.ModelFileError, llama.LlamaError) as error:
+    except (abi.AbiError, model_files.ModelFileError, llama.LlamaError) as error:
         raise EngineStartError(str(error)) from error
 
 
 def _start(settings: Settings) -> LlamaEngine:
     watch = Stopwatch()
+    abi.prove()
+    watch.lap("library")
     files = model_files.resolve(settings.model_path)
     with ThreadPoolExecutor(1, thread_name_prefix="model-sha256") as pool:
         hashing = pool.submit(model_files.sha256, files)  # beside the loading, which reads the same pages

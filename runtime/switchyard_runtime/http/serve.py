@@ -174,8 +174,12 @@ class _Process:
 
     def _load(self) -> Services | None:
         # Imported here so that the socket listens before llama.cpp's libraries are loaded.
-        from switchyard_runtime.engine.start import EngineStartError, start_engine
-
+        try:
+            from switchyard_runtime.engine.start import EngineStartError, start_engine
+        except ImportError as error:
+            self._runtime.reason = "llama.cpp could not be loaded"
+            self._log.error("start_failed", reason=str(error))
+            return None
         try:
             return build_services(self._settings, start_engine(self._settings))
         except EngineStartError as error:

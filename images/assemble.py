@@ -1,0 +1,181 @@
+"""Puts /opt/switchyard together in an image's build stage: the locked packages, the binding, our runtime.
+
+Run by the Dockerfiles with the base's own Python. Only the standard library is there. The result is a function of its
+inputs: no pip, no cache, one time stamp for every file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+HOME = Path("/opt/switchyard")
+LIBRARIES = Path("/opt/llama.cpp/bin")
+BINDING = "llama-cpp-python"
+NEEDED = ("libllama.so", "libggml.so", "libggml-base.so")
+RECORD_OF_SOURCES = Path("/root/THIRD_PARTY_SOURCE_CODE_URLS")
+"""Where the AWS containers list what they were built from; llama.cpp is there with its tag."""
+
+
+class BaseImageError(Exception):
+    """The image cannot be built; the message says why and what to do."""
+
+
+def main() -> int:
+    """Assemble; returns an exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--source", type=Path, required=True, help="folder with runtime/ and images/")
+    parser.add_argument("--llama-cpp", required=True, help="the base's build of llama.cpp, such as b10433")
+    parser.add_argument("--binding", required=True, help="version of llama-cpp-python that the label will name")
+    parser.add_argument("--epoch", type=int, required=True, help="time stamp of every file, in seconds since 1970")
+    arguments = parser.parse_args()
+    try:
+        assemble(arguments.source, build=arguments.llama_cpp, wanted_binding=arguments.binding, epoch=arguments.epoch)
+    except BaseImageError as refusal:
+        sys.stderr.write(f"the image is refused: {refusal}\n")
+        return 1
+    return 0
+
+
+def assemble(source: Path, *, build: str, wanted_binding: str, epoch: int) -> None:
+    """Make /opt/switchyard.
+
+    Raises:
+        BaseImageError: The base is not what the arguments say, or the pair is not in the table.
+    """
+    check_libraries()
+    check_build(build)
+    requirement = binding_requirement(source / "runtime", build=build, wanted=wanted_binding)
+    tools = HOME.with_name("switchyard-build")
+    run(sys.executable, "-m", "venv", tools)
+    pip = [tools / "bin" / "python", "-m", "pip", "--no-cache-dir", "--disable-pip-version-check", "--quiet"]
+    locked = ["install", "--require-hashes", "--no-deps", "--only-binary", ":all:", "--no-compile", "--requirement"]
+    run(*pip, *locked, source / "images" / "build-requirements.txt")
+    run(sys.executable, "-m", "venv", "--without-pip", HOME)
+    into = ["--python", HOME / "bin" / "python"]
+    run(*pip, *into, *locked, source / "runtime" / "requirements.txt")
+    install_binding(pip, into, requirement, tools)
+    packages = Path(output(HOME / "bin" / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
+    # The binding looks for libraries in its own folder, and there are those of the base.
+    (packages / "llama_cpp" / "lib").symlink_to(LIBRARIES)
+    shutil.copytree(
+        source / "runtime" / "switchyard_runtime",
+        packages / "switchyard_runtime",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    tidy(packages)
+    python = [HOME / "bin" / "python", "-I", "-B"]
+    run(*python, "-m", "switchyard_runtime.engine.abi", environment={"LLAMA_CPP_BUILD": build})
+    set_times(HOME, epoch)
+
+
+def check_libraries() -> None:
+    """Refuse a base without llama.cpp's libraries."""
+    missing = [name for name in NEEDED if not (LIBRARIES / name).exists()]
+    if missing:
+        raise BaseImageError(
+            f"the base image has no {' and no '.join(missing)} in {LIBRARIES}, so it is not a llama.cpp container; "
+            "build on one that is (BASE_IMAGE)"
+        )
+
+
+def check_build(wanted: str) -> None:
+    """Refuse a base whose llama.cpp is another build than the one that was announced."""
+    found = set(builds_of_base())
+    if not found:
+        raise BaseImageError(
+            f"the base image does not say which llama.cpp it has: no line of it in {RECORD_OF_SOURCES}, and no "
+            f"llama-server in {LIBRARIES} that can be asked"
+        )
+    if found != {wanted}:
+        raise BaseImageError(
+            f"the base image has llama.cpp {' and '.join(sorted(found))}, but LLAMA_CPP_BUILD says {wanted}; "
+            "give the build that the base has"
+        )
+
+
+def builds_of_base() -> Iterator[str]:
+    """What the base says of its llama.cpp, in each place where it may."""
+    if RECORD_OF_SOURCES.is_file():
+        yield from re.findall(r"^llama\.cpp (b\d+) ", RECORD_OF_SOURCES.read_text(encoding="utf-8"), re.MULTILINE)
+    server = LIBRARIES / "llama-server"
+    if server.exists():
+        done = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
+        said = done.stdout + done.stderr
+        # "version: 10075 (COMMIT)" of older builds, "version: 0.1.0 (build 10435, commit COMMIT)" of newer ones.
+        match = re.search(r"\(build (\d+),", said) or re.search(r"^version: (\d+) \(", said, re.MULTILINE)
+        if match and match.group(1) != "0":
+            yield f"b{match.group(1)}"
+
+
+def binding_requirement(runtime: Path, *, build: str, wanted: str) -> str:
+    """The line that makes pip take the right binding, with its hash."""
+    sys.path.insert(0, str(runtime))
+    from switchyard_runtime.engine import abi
+
+    try:
+        pair = abi.binding_for(build)
+    except abi.AbiError as error:
+        raise BaseImageError(str(error)) from None
+    if pair.binding != wanted:
+        raise BaseImageError(f"llama.cpp {build} goes with {BINDING} {pair.binding}, but BINDING says {wanted}")
+    return f"{BINDING}=={pair.binding} --hash=sha256:{pair.sdist_sha256}\n"
+
+
+def install_binding(pip: list[object], into: list[object], requirement: str, tools: Path) -> None:
+    """The binding without a library: its Python files need no compiler."""
+    asked = tools / "binding.txt"
+    asked.write_text(requirement, encoding="utf-8")
+    wheels = tools / "wheels"
+    source = ["--require-hashes", "--no-binary", BINDING, "--no-build-isolation"]
+    # A variable, because pip does not hand --config-settings to what a requirements file names.
+    python_only = {"SKBUILD_WHEEL_CMAKE": "false"}
+    run(*pip, "wheel", "--no-deps", *source, "--wheel-dir", wheels, "--requirement", asked, environment=python_only)
+    (wheel,) = wheels.glob("*.whl")
+    run(*pip, *into, "install", "--no-deps", "--no-index", "--no-compile", wheel)
+
+
+def tidy(packages: Path) -> None:
+    """Remove what no server needs, and compile the rest the same way every time."""
+    for folder in [*packages.rglob("tests"), packages / "llama_cpp" / "server"]:
+        shutil.rmtree(folder)
+    python = HOME / "bin" / "python"
+    compile_all = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", packages]
+    run(python, "-I", *compile_all, environment={"PYTHONHASHSEED": "0"})
+    for script in (HOME / "bin").iterdir():
+        if not script.name.startswith("python"):
+            script.unlink()
+
+
+def set_times(folder: Path, epoch: int) -> None:
+    """Give every file the same time."""
+    for path in [folder, *folder.rglob("*")]:
+        os.utime(path, (epoch, epoch), follow_symlinks=False)
+
+
+def run(*command: object, environment: dict[str, str] | None = None) -> None:
+    """Run a step.
+
+    Raises:
+        BaseImageError: It failed; what it wrote is above.
+    """
+    step = [str(part) for part in command]
+    done = subprocess.run(step, check=False, env={**os.environ, **(environment or {})})  # noqa: S603
+    if done.returncode:
+        raise BaseImageError(f"this step ended with {done.returncode}, see above: {' '.join(step)}")
+
+
+def output(*command: object) -> str:
+    """What a command prints."""
+    step = [str(part) for part in command]
+    return subprocess.run(step, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""CodeBuild: builds that really run, in processes of this machine."""

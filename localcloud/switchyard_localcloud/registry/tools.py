@@ -1,0 +1,27 @@
+"""How container tools find the registry: one file that maps the registries of AWS to this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from switchyard_localcloud.registry.names import host_of
+
+
+def write_registries(path: Path, *, address: str, accounts: Iterable[str], region: str) -> None:
+    """Write the file for ``CONTAINERS_REGISTRIES_CONF``.
+
+    Args:
+        path: The file.
+        address: ``HOST:PORT`` of the registry.
+        accounts: The accounts whose registries are mapped to it.
+        region: The region of those registries.
+    """
+    parts = ["unqualified-search-registries = []", _entry(address, address)]
+    parts += [_entry(host, f"{address}/{host}") for host in (host_of(account, region) for account in accounts)]
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _entry(prefix: str, location: str) -> str:
+    # Insecure: plain HTTP, which never leaves this machine.
+    return f'[[registry]]\nprefix = "{prefix}"\nlocation = "{location}"\ninsecure = true'

@@ -1,0 +1,1 @@
+"""Builds: the buildspec that CodeBuild runs, run on this machine."""

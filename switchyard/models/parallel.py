@@ -1,0 +1,93 @@
+"""Several jobs at once, results in order. The first failure, or Ctrl-C, stops all of them."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+Result = TypeVar("Result")
+Job = Callable[[threading.Event], Result]
+"""Called with an event that is set when it should stop; it then raises ``StoppedError``."""
+
+SECONDS_TO_STOP = 5.0
+
+
+class StoppedError(Exception):
+    """A job ended because another one failed."""
+
+
+def check(stop: threading.Event) -> None:
+    """Raise ``StoppedError`` when the jobs are to stop."""
+    if stop.is_set():
+        raise StoppedError
+
+
+def ordered(jobs: Sequence[Job[Result]], *, workers: int) -> Generator[Result, None, None]:
+    """The results of ``jobs`` in their order, each as soon as it and those before it are there.
+
+    Close the generator when it is left early (``contextlib.closing``): jobs that still run are then told to stop, and
+    waited for, ``SECONDS_TO_STOP`` at most. A job that hangs in a system call does not hold the process: the threads
+    are daemons.
+
+    Args:
+        jobs: What to do.
+        workers: How many at once.
+
+    Raises:
+        BaseException: What the first failing job raised.
+    """
+    stop = threading.Event()
+    done: queue.SimpleQueue[tuple[int, Result | None, BaseException | None]] = queue.SimpleQueue()
+    numbers = itertools.count()
+
+    def work() -> None:
+        while (number := next(numbers)) < len(jobs) and not stop.is_set():
+            try:
+                done.put((number, jobs[number](stop), None))
+            except BaseException as error:  # it is raised again where the results are taken
+                done.put((number, None, error))
+                return
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(workers, len(jobs)))]
+    waiting: dict[int, Result] = {}
+    try:
+        for thread in threads:
+            thread.start()
+        for number in range(len(jobs)):
+            while number not in waiting:
+                finished, result, error = done.get()
+                if error is not None:
+                    raise error
+                waiting[finished] = result  # type: ignore[assignment]  # None only beside an error
+            yield waiting.pop(number)
+    finally:
+        stop.set()
+        end = time.monotonic() + SECONDS_TO_STOP
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, end - time.monotonic()))
+
+
+class Tally:
+    """Adds up the progress of several jobs for one bar.
+
+    Args:
+        report: Told the bytes of all jobs together, and their total (None while unknown).
+        total: Bytes of all jobs, when they are known.
+    """
+
+    def __init__(self, report: Callable[[int, int | None], None], total: int | None) -> None:
+        self._report = report
+        self._total = total
+        self._done: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def set(self, job: str, done: int) -> None:
+        """``job`` has ``done`` bytes."""
+        with self._lock:
+            self._done[job] = done
+            self._report(sum(self._done.values()), self._total)

@@ -1,0 +1,82 @@
+"""Which code a release is built from."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from switchyard.exit_codes import CommandError, ExitCode
+from switchyard.releases.manifest import ReleaseSource
+
+ROOT = Path(__file__).resolve().parents[2]
+
+INPUTS = (
+    *("pyproject.toml", "requirements.txt", "README.md", "LICENSE", "NOTICE"),
+    *("constructs", "examples", "images", "models", "runtime", "switchyard"),
+)
+"""What the builds need of this repository. Everything else would make a new source, and so new builds, for nothing."""
+
+
+def read_source(root: Path = ROOT) -> ReleaseSource:
+    """The last commit that changed what the builds are made of, and whether anything there is not committed.
+
+    Not the newest commit: a release that is itself committed would otherwise be out of date at once.
+
+    Raises:
+        CommandError: This is not a clone, git is not there, or nothing is committed yet.
+    """
+    commit = _git(root, "log", "-1", "--format=%H", "--", *INPUTS).strip()
+    if not commit:
+        raise CommandError(
+            f"no commit in {root} has what the builds are made of ({', '.join(INPUTS)})",
+            code=ExitCode.USAGE,
+            hint="A release names the commit that it was built from: commit first.",
+        )
+    return ReleaseSource(commit=commit, dirty=bool(changes(root)))
+
+
+def changes(root: Path = ROOT) -> list[str]:
+    """Files of the builds that differ from the last commit, or that git does not know; in alphabetical order."""
+    lines = _git(root, "status", "--porcelain", "--untracked-files=all", "--", *INPUTS).splitlines()
+    return sorted(line[3:] for line in lines)
+
+
+def input_files(root: Path = ROOT) -> list[str]:
+    """What the builds are made of: files that git knows or would take, relative to ``root``."""
+    listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *INPUTS)
+    return sorted({name for name in listed.split("\0") if name and (root / name).exists()})
+
+
+def check_committed(source: ReleaseSource, root: Path = ROOT) -> None:
+    """Refuse a source with changes that no commit has.
+
+    Raises:
+        CommandError: It has some; the message names them.
+    """
+    if source.dirty:
+        files = "\n".join(f"- {name}" for name in changes(root))
+        raise CommandError(
+            f"what the builds are made of has changes that no commit has:\n{files}",
+            code=ExitCode.USAGE,
+            hint="A release that others can trace names a commit. Commit these files, or say --allow-dirty: the "
+            "release then says so.",
+        )
+
+
+def _git(root: Path, *words: str) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 - fixed words
+            ["git", "-C", str(root), *words],  # noqa: S607 - the git of whoever works here
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise CommandError("git is not installed, and a release names the commit that it is built from") from error
+    if done.returncode:
+        raise CommandError(
+            f"git cannot say from which commit this is built: {done.stderr.strip()}",
+            code=ExitCode.USAGE,
+            hint="Run this in a clone of the repository.",
+        )
+    return done.stdout
