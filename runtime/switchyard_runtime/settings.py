@@ -49,7 +49,12 @@ class Settings(BaseSettings):
     )
     chats: Annotated[int, Field(ge=1, le=254)] = Field(
         3,
-        description="Chat choices generated at the same time; the context has a sequence for each and one more.",
+        description="Chat choices generated at the same time; each has a sequence of its own.",
+    )
+    decisions_together: Annotated[int, Field(ge=1, le=128)] = Field(
+        1,
+        description="Decisions that may share one llama_decode, as far as their deadlines allow. More than 1 is for "
+        "GPUs: on a CPU it gains nothing. Answers are then no longer exact, and the identity says so.",
     )
     batch_tokens: Annotated[int, Field(ge=32, le=8192)] = Field(
         512, description="Tokens in one llama_decode; decisions are cut into decodes of this size."

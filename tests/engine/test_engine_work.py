@@ -286,6 +286,64 @@ def test_a_duplicate_with_an_earlier_deadline_fails_alone(engine: LlamaEngine, g
     assert len(patient.result(WAIT_S)) == 1
 
 
+# --- several decisions in one decode
+
+
+def test_decisions_share_decodes_where_that_is_asked_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = started(model, queue_limit=64)
+    together = started(model, queue_limit=64, decisions_together=4)
+    gate = Gate(together, monkeypatch)
+    try:
+        assert alone.identity.probe.exact
+        assert not together.identity.probe.exact
+        assert together.identity.probe.noise_floor < 0.1
+        assert "company" in together.identity.probe.note
+        first = together.submit_score(job(together))
+        assert gate.reached.wait(WAIT_S)
+        asked = [job(together, f"state number {n}", tails=1 + n % 3) for n in range(12)]
+        futures = [together.submit_score(each) for each in asked]
+        gate.open()
+        first.result(WAIT_S)
+        before = together.counters.decodes
+        for each, future in zip(asked, futures, strict=True):
+            expected = alone.submit_score(each).result(WAIT_S)
+            for score, other in zip(future.result(WAIT_S), expected, strict=True):
+                assert score.tokens.prompt == other.tokens.prompt
+                assert np.abs(score.logits - other.logits).max() < 0.1
+        # 24 questions; each of 12 states takes a decode of its own, the tails at most a quarter of theirs and a few.
+        assert together.counters.decodes - before <= 12 + 24 // 4 + 6
+        assert together.counters.decisions == 1 + 24
+    finally:
+        gate.open()
+        together.close(timeout_s=0)
+        alone.close(timeout_s=0)
+
+
+def test_a_caller_who_leaves_does_not_take_the_others_along(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = started(model, queue_limit=64, decisions_together=4)
+    gate = Gate(engine, monkeypatch)
+    try:
+        first = engine.submit_score(job(engine))
+        assert gate.reached.wait(WAIT_S)
+        futures = [engine.submit_score(job(engine, f"state {n}")) for n in range(6)]
+        assert futures[1].cancel()
+        assert futures[4].cancel()
+        gate.open()
+        first.result(WAIT_S)
+        assert [len(futures[n].result(WAIT_S)) for n in (0, 2, 3, 5)] == [1] * 4
+        assert engine.counters.cancelled == 2
+    finally:
+        gate.open()
+        engine.close(timeout_s=0)
+
+
+def test_what_does_not_fit_for_good_is_the_askers_problem(engine: LlamaEngine) -> None:
+    engine._prefixes._capacity = 10
+    with pytest.raises(Problem, match="prefix_cache_mib"):
+        engine.keep_warm((Segment(tuple(engine.encode([Piece("a question")], start=False))),)).result(WAIT_S)
+    assert len(engine.submit_score(job(engine)).result(WAIT_S)) == 1
+
+
 # --- turns
 
 

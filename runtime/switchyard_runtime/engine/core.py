@@ -34,13 +34,14 @@ from switchyard_runtime.engine.llama import Context, ContextShape, LlamaError, j
 from switchyard_runtime.engine.meter import Meter
 from switchyard_runtime.engine.prefixes import PrefixStore
 from switchyard_runtime.engine.probe import conclude, examine
-from switchyard_runtime.engine.scorer import Scorer, ScoreRun
+from switchyard_runtime.engine.scorer import Ready, Scorer, ScoreRun
 from switchyard_runtime.engine.work import CallerLeftError, Generation, Ticket, Waiter
 from switchyard_runtime.errors import Kind, Problem, over_budget
 
 log = logging.getLogger(__name__)
 
-SCRATCH = 0
+SHARE_OF_DEADLINE = 0.25
+"""Of the time that is left to the most urgent of several decisions, how much one decode of them may take."""
 ScoreTicket = Ticket[ScoreRun, list[Score]]
 EmbeddingTicket = Ticket[EmbeddingJob, list[Logits]]
 WarmTicket = Ticket[tuple[Segment, ...], None]
@@ -55,7 +56,8 @@ class LlamaEngine:
         context: Model and context; owned from now on.
         identity: What answers say about this engine; its probe's note, if any, says why snapshots must not be tried.
         probing: Let the self-test find out whether prefixes can be shared; else they are not.
-        chats: Choices generated at the same time; sequences 1 to ``chats``.
+        together: Decisions in one decode, at most; 1 keeps answers exact. They have the first sequences.
+        chats: Choices generated at the same time; they have the next sequences.
         chat_chunk_tokens: Most tokens of a chat's prompt in one decode; what a decision waits for at most.
         reuse_prefixes: Keep evaluated prefixes between requests.
         reuse_states: Keep those that hold callers' text too, each for the same caller.
@@ -70,6 +72,7 @@ class LlamaEngine:
         identity: EngineIdentity,
         *,
         probing: bool,
+        together: int,
         chats: int,
         chat_chunk_tokens: int,
         reuse_prefixes: bool,
@@ -82,6 +85,7 @@ class LlamaEngine:
         self._vocabulary = context.model.vocabulary
         self._identity = identity
         self._probing = probing
+        self._together = together
         self._queue_limit = queue_limit
         self._decode_timeout = decode_timeout_s
         self._allowed = identity.model.context_tokens
@@ -91,7 +95,7 @@ class LlamaEngine:
             context,
             self._prefixes,
             self._meter,
-            scratch=SCRATCH,
+            scratch=range(together),
             reuse=reuse_prefixes,
             reuse_private=reuse_states,
         )
@@ -99,7 +103,7 @@ class LlamaEngine:
             context,
             self._prefixes,
             self._meter,
-            sequences=range(1, chats + 1),
+            sequences=range(together, together + chats),
             chunk_tokens=chat_chunk_tokens,
             reuse=reuse_prefixes and reuse_states,
             settled=self._settle,
@@ -367,7 +371,10 @@ class LlamaEngine:
         if ticket is _END:
             return False
         if isinstance(ticket, Ticket):
-            self._work(ticket)
+            if self._together > 1 and isinstance(ticket.job, ScoreRun):
+                self._work_together(ticket)
+            else:
+                self._work(ticket)
         self._sweep()
         self._feed_chats()
         self._chats.step()
@@ -403,6 +410,8 @@ class LlamaEngine:
                 self._resolve(ticket, None)
         except CallerLeftError:
             pass
+        except Problem as problem:
+            ticket.fail(problem)
         except BaseException:
             self._finish(ticket)  # first, so that nobody joins what has failed
             ticket.fail(Problem(Kind.ENGINE_FAILED, "the engine failed while working on this request"))
@@ -415,16 +424,74 @@ class LlamaEngine:
         """Score the next question of ``run``; whether it was the last one."""
         queue_ms = (ticket.started - ticket.waiters[0].submitted) * 1000
         self._scorer.next(run, queue_ms=queue_ms, wanted=lambda: self._still_wanted(ticket))
-        self._meter.counters.decisions += 1
+        return self._scored(ticket, run)
+
+    def _scored(self, ticket: AnyTicket, run: ScoreRun) -> bool:
+        """Hand out the scores of ``run``, or put it back into its line; whether it was done."""
         with self._wake:
             if not run.done:
                 left = len(run.job.prompts) - len(run.scores)
-                self._progress(ticket, tokens=ticket.tokens * left // (left + 1), steps=left)
+                self._progress(ticket, tokens=ticket.tokens * left // ticket.steps, steps=left)
                 self._short.push_back(ticket, caller=ticket.caller)
                 return False
             self._duplicates.pop((run.job.caller, run.job.prompts), None)
         self._resolve(ticket, run.scores)
         return True
+
+    def _work_together(self, first: AnyTicket) -> None:
+        """The next questions of one job or several, their tails in one decode. What does not fit is scored alone."""
+        batch: list[tuple[AnyTicket, Ready]] = []
+        ticket: AnyTicket | None = first
+        room = self._context.shape.batch_tokens
+        try:
+            while ticket is not None and isinstance(run := ticket.job, ScoreRun):
+                room = min(room, self._tokens_until(run.job.deadline))
+                if sum(len(ready.tail) for _, ready in batch) + len(run.next.tail) > room:
+                    break
+                if (ready := self._prepared(ticket, run, at=len(batch))) is not None:
+                    batch.append((ticket, ready))
+                if len(batch) == self._together:
+                    ticket = None
+                elif ready is None or run.prepared:
+                    ticket = self._another()
+            self._scorer.together([ready for _, ready in batch])
+        except BaseException:
+            for each in {id(t): t for t, _ in batch}.values():
+                self._finish(each)
+                each.fail(Problem(Kind.ENGINE_FAILED, "the engine failed while working on this request"))
+            raise
+        for each in {id(t): t for t, _ in batch}.values():
+            if isinstance(each.job, ScoreRun) and self._scored(each, each.job):
+                self._finish(each)
+        if ticket is not None and all(ticket is not each for each, _ in batch):
+            self._work(ticket)
+
+    def _tokens_until(self, deadline: float) -> int:
+        """How many tokens may share a decode, by the measured rate, without making anyone late."""
+        rate = self._meter.rate
+        if not rate or math.isinf(deadline):
+            return self._context.shape.batch_tokens
+        return int(rate * SHARE_OF_DEADLINE * max(0.0, deadline - time.monotonic()))
+
+    def _another(self) -> AnyTicket | None:
+        with self._wake:
+            return self._short.pop() if self._short else None
+
+    def _prepared(self, ticket: AnyTicket, run: ScoreRun, *, at: int) -> Ready | None:
+        """All but the tail of the next question, or None when nobody waits for it any more."""
+        try:
+            self._still_wanted(ticket)
+            ticket.started = ticket.started or time.monotonic()
+            queue_ms = (ticket.started - ticket.waiters[0].submitted) * 1000
+            return self._scorer.prepare(run, at=at, queue_ms=queue_ms, wanted=lambda: self._still_wanted(ticket))
+        except CallerLeftError:
+            self._scorer.give_up(at)
+            self._finish(ticket)
+            return None
+        except BaseException:
+            self._finish(ticket)
+            ticket.fail(Problem(Kind.ENGINE_FAILED, "the engine failed while working on this request"))
+            raise
 
     def _resolve(self, ticket: Ticket[Any, Any], result: Any) -> None:
         """Hand out a result. Whoever joined later is told that nothing was evaluated for them."""
@@ -541,7 +608,9 @@ class LlamaEngine:
         """Evaluate a fixed prompt in every way there is, on the very context that serves. Measures the rate too."""
         probe = self._identity.probe
         if self._probing:
-            finding = examine(self._context, share=not probe.note, decoding=self._meter.decoding)
+            finding = examine(
+                self._context, share=not probe.note, together=self._together > 1, decoding=self._meter.decoding
+            )
             probe = conclude(finding, memory=probe.memory, note=probe.note)
         else:
             examine(self._context, share=False, decoding=self._meter.decoding)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from switchyard_runtime.engine.interface import Logits, Memory, Piece, Probe
-from switchyard_runtime.engine.llama import Context, ContextShape, LlamaError, Snapshot, opened
+from switchyard_runtime.engine.llama import Context, ContextShape, LlamaError, Run, Snapshot, opened
 from switchyard_runtime.engine.segments import evaluate, settle
 
 Decoding = Callable[[int], AbstractContextManager[None]]
@@ -43,20 +43,25 @@ class Finding:
     Attributes:
         recomputed: Between a prompt and the same prompt evaluated again.
         shared: Between it and what goes on from a snapshot, in either sequence; None when it was not tried.
+        together: Between it and what shares a decode with another prompt; None when decisions do not.
         comparisons: How many pairs of vectors were compared.
     """
 
     recomputed: float
     shared: float | None
+    together: float | None = None
     comparisons: int
 
 
-def examine(context: Context, *, share: bool, decoding: Decoding = lambda _: nullcontext()) -> Finding:
+def examine(
+    context: Context, *, share: bool, together: bool = False, decoding: Decoding = lambda _: nullcontext()
+) -> Finding:
     """Evaluate one prompt in every way in which the engine may come to it. Uses two sequences and leaves them empty.
 
     Args:
         context: A context that nothing else uses meanwhile.
         share: Try snapshots too.
+        together: Try two prompts in one decode too.
         decoding: Entered around each decode with its number of tokens.
 
     Raises:
@@ -67,15 +72,21 @@ def examine(context: Context, *, share: bool, decoding: Decoding = lambda _: nul
     _check(alone[0])
     again = [_from_nothing(context, prefix, tail, decoding) for tail in tails]
     recomputed = [_noise(a, b) for a, b in zip(alone, again, strict=True)]
+    batched = _noise_together(context, prefix, tails, alone) if together else None
     if not share:
-        return Finding(recomputed=max(recomputed), shared=None, comparisons=len(recomputed))
+        return Finding(recomputed=max(recomputed), shared=None, together=batched, comparisons=len(recomputed))
     snapshot = _snapshot(context, prefix)
     shared = [
         _noise(logits, _from_snapshot(context, snapshot, prefix, tail, at=at))
         for at in (SCRATCH, OTHER)
         for tail, logits in zip(tails, alone, strict=True)
     ]
-    return Finding(recomputed=max(recomputed), shared=max(shared), comparisons=len(recomputed) + len(shared))
+    return Finding(
+        recomputed=max(recomputed),
+        shared=max(shared),
+        together=batched,
+        comparisons=len(recomputed) + len(shared),
+    )
 
 
 def _texts(context: Context) -> tuple[list[int], list[list[int]]]:
@@ -110,6 +121,19 @@ def _from_snapshot(
     return _end(context, prefix, tail, at=at)
 
 
+def _noise_together(
+    context: Context, prefix: Sequence[int], tails: Sequence[Sequence[int]], alone: Sequence[Logits]
+) -> float:
+    places = range(len(tails))
+    for at in places:
+        evaluate(context, prefix, sequence=at, position=0, output=False)
+        settle(context, at, save=False)
+    rows = context.decode([Run(tail, at, len(prefix), True) for at, tail in zip(places, tails, strict=True)])
+    for at in places:
+        context.clear(at)
+    return max(_noise(a, b) for a, b in zip(alone, rows, strict=True))
+
+
 def _end(context: Context, prefix: Sequence[int], tail: Sequence[int], *, at: int) -> Logits:
     logits = evaluate(context, tail, sequence=at, position=len(prefix), output=True)
     context.clear(at)
@@ -140,11 +164,14 @@ def conclude(finding: Finding, *, memory: Memory, note: str = "") -> Probe:
     sharing = finding.shared == 0.0
     if finding.shared:
         note = f"going on from a snapshot changes logits by up to {finding.shared:.3g}; prefixes are recomputed"
+    noise = max(finding.recomputed, finding.together or 0.0)
+    if finding.together is not None:
+        note = " ".join([note, "decisions share decodes, so their company shows in the last bits"]).strip()
     return Probe(
         memory=memory,
         prefix_sharing=sharing,
-        exact=finding.recomputed == 0.0,
-        noise_floor=finding.recomputed,
+        exact=finding.recomputed == 0.0 and finding.together is None,
+        noise_floor=noise,
         comparisons=finding.comparisons,
         note=note,
     )

@@ -1,8 +1,10 @@
 """Scores decisions, each alone: that is what makes its logits a function of the request, to the bit.
 
-Every segment of a prompt is evaluated by itself in the scratch sequence, with boundaries that depend on nothing else;
-no decode holds more than one question. What is kept between prompts is a snapshot of the scratch sequence at the end of
-a segment, so going on from it and starting from nothing give the same bits.
+Every segment of a prompt is evaluated by itself in a scratch sequence, with boundaries that depend on nothing else; no
+decode holds more than one question. What is kept between prompts is a snapshot of that sequence at a segment's end, so
+going on from it and starting from nothing give the same bits.
+
+Where that is given up for throughput (on GPUs), the tails of several prompts share a decode.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from switchyard_runtime.decision import TokenCounts
-from switchyard_runtime.engine.interface import Logits, Score, ScoreJob
-from switchyard_runtime.engine.llama import Context, LlamaError, Snapshot
+from switchyard_runtime.engine.interface import Logits, Score, ScoreJob, ScorePrompt
+from switchyard_runtime.engine.llama import Context, LlamaError, Run, Snapshot
 from switchyard_runtime.engine.meter import Meter
 from switchyard_runtime.engine.prefixes import Chain, Key, PrefixStore, key_of, length
 from switchyard_runtime.engine.segments import evaluate, settle
+from switchyard_runtime.errors import Kind, Problem
 
 Wanted = Callable[[], None]
 
@@ -29,11 +32,23 @@ class ScoreRun:
         job: The job.
         own: Snapshots that live as long as the job.
         scores: One per prompt that is done.
+        begun: Prompts of which all but the tail is evaluated, those that are done included.
     """
 
     job: ScoreJob
     own: dict[Key, Snapshot] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
+    begun: int = 0
+
+    @property
+    def next(self) -> ScorePrompt:
+        """The first prompt that was not begun."""
+        return self.job.prompts[self.begun]
+
+    @property
+    def prepared(self) -> bool:
+        """Whether every prompt was begun."""
+        return self.begun == len(self.job.prompts)
 
     @property
     def done(self) -> bool:
@@ -42,8 +57,31 @@ class ScoreRun:
 
     def needs(self, chain: Chain) -> bool:
         """Whether a later prompt of this job begins with ``chain``."""
-        later = self.job.prompts[len(self.scores) + 1 :]
+        later = self.job.prompts[self.begun + 1 :]
         return any(prompt.shared[: len(chain)] == chain for prompt in later)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ready:
+    """A prompt of which only the tail is missing.
+
+    Attributes:
+        run: The job that it is the next prompt of.
+        tail: What is missing.
+        sequence: Where the rest is.
+        start: Tokens that did not have to be evaluated.
+        position: Of the tail's first token.
+        queue_ms: How long it waited.
+        began: When the engine began, ``time.monotonic()``.
+    """
+
+    run: ScoreRun
+    tail: tuple[int, ...]
+    sequence: int
+    start: int
+    position: int
+    queue_ms: float
+    began: float
 
 
 class Scorer:
@@ -53,10 +91,10 @@ class Scorer:
         sharing: Snapshots are exact on this model; else every prompt is evaluated from the beginning.
 
     Args:
-        context: The context; this object uses ``scratch``.
+        context: The context; this object uses the sequences of ``scratch``.
         prefixes: What is kept between jobs.
         meter: Counts every decode.
-        scratch: A sequence of its own.
+        scratch: Sequences of its own: one, or as many as prompts may be scored together.
         reuse: Keep what has no caller's text in it (instructions, questions) between jobs.
         reuse_private: Keep what has, for the same caller.
     """
@@ -67,7 +105,7 @@ class Scorer:
         prefixes: PrefixStore,
         meter: Meter,
         *,
-        scratch: int,
+        scratch: Sequence[int],
         reuse: bool,
         reuse_private: bool,
     ) -> None:
@@ -84,52 +122,93 @@ class Scorer:
         return self._prefixes.missing(chain, caller=caller) if self.sharing and self._reuse else length(chain)
 
     def next(self, run: ScoreRun, *, queue_ms: float, wanted: Wanted) -> None:
-        """Score the next prompt of ``run``.
+        """Score the next prompt of ``run``, alone.
 
         Args:
             run: The job; it must not be done.
             queue_ms: How long it waited, to be reported.
             wanted: Called between decodes; raises when the answer is no longer wanted.
         """
-        began = monotonic()
-        prompt = run.job.prompts[len(run.scores)]
         try:
-            known = self._begin(run, prompt.shared, wanted)
-            start = position = length(prompt.shared[:known])
-            for end, segment in enumerate(prompt.shared[known:], known + 1):
-                self._evaluate(segment.tokens, position=position, output=False, wanted=wanted)
-                position += len(segment.tokens)
-                self._end_segment(run, prompt.shared[:end])
-            logits = self._evaluate(prompt.tail, position=position, output=True, wanted=wanted)
+            ready = self.prepare(run, at=self._scratch[0], queue_ms=queue_ms, wanted=wanted)
+            logits = self._evaluate(
+                ready.tail, sequence=ready.sequence, position=ready.position, output=True, wanted=wanted
+            )
         finally:
-            self._context.clear(self._scratch)
+            self._context.clear(self._scratch[0])
         if logits is None:
             raise LlamaError("a decode gave no logits")
-        counts = TokenCounts(prompt=len(prompt), evaluated=len(prompt) - start, reused=start)
-        self._meter.counters.reused_tokens += start
-        taken = monotonic() - began
+        self._score(ready, logits)
+
+    def prepare(self, run: ScoreRun, *, at: int, queue_ms: float, wanted: Wanted) -> Ready:
+        """Have everything but the tail of the next prompt of ``run`` in the sequence ``at``, which must be empty."""
+        began = monotonic()
+        prompt = run.next
+        known = self._begin(run, prompt.shared, at=at, wanted=wanted)
+        start = position = length(prompt.shared[:known])
+        for end, segment in enumerate(prompt.shared[known:], known + 1):
+            self._evaluate(segment.tokens, sequence=at, position=position, output=False, wanted=wanted)
+            position += len(segment.tokens)
+            self._end_segment(run, prompt.shared[:end], at=at)
+        run.begun += 1
+        return Ready(run, prompt.tail, at, start, position, queue_ms, began)
+
+    def together(self, batch: Sequence[Ready]) -> None:
+        """Score prompts whose tails fit in one decode. Not exact: the bits depend on the company."""
+        if not batch:
+            return
+        runs = [Run(ready.tail, ready.sequence, ready.position, True) for ready in batch]
+        try:
+            with self._meter.decoding(sum(len(ready.tail) for ready in batch)):
+                rows = self._context.decode(runs)
+        finally:
+            for ready in batch:
+                self._context.clear(ready.sequence)
+        for ready, logits in zip(batch, rows, strict=True):
+            self._score(ready, logits)
+
+    def give_up(self, sequence: int) -> None:
+        """Empty a sequence whose prompt is no longer wanted."""
+        self._context.clear(sequence)
+
+    def _score(self, ready: Ready, logits: Logits) -> None:
+        prompt = ready.position + len(ready.tail)
+        counts = TokenCounts(prompt=prompt, evaluated=prompt - ready.start, reused=ready.start)
+        self._meter.counters.reused_tokens += ready.start
+        self._meter.counters.decisions += 1
+        taken = monotonic() - ready.began
         self._meter.served(taken)
-        run.scores.append(Score(logits=logits, tokens=counts, queue_ms=queue_ms, engine_ms=taken * 1000))
+        score = Score(logits=logits, tokens=counts, queue_ms=ready.queue_ms, engine_ms=taken * 1000)
+        ready.run.scores.append(score)
 
     def warm(self, chain: Chain) -> None:
-        """Evaluate ``chain``, which has no caller's text, and keep it for good."""
+        """Evaluate ``chain``, which has no caller's text, and keep it for good.
+
+        Raises:
+            Problem: It does not fit beside what is kept for good already.
+        """
         if not (self.sharing and self._reuse):
             return
+        scratch, position = self._scratch[0], 0
         try:
-            position = 0
             for end, segment in enumerate(chain, 1):
-                self._evaluate(segment.tokens, position=position, output=False, wanted=lambda: None)
+                self._evaluate(segment.tokens, sequence=scratch, position=position, output=False, wanted=lambda: None)
                 position += len(segment.tokens)
-                snapshot = settle(self._context, self._scratch, save=True)
+                snapshot = settle(self._context, scratch, save=True)
                 assert snapshot is not None  # noqa: S101 - save=True
-                kept = self._prefixes.keep(chain[:end], snapshot, caller="", saves=position, pin=end == len(chain))
-                if end == len(chain) and not kept and self._prefixes.missing(chain, caller=""):
-                    raise LlamaError(f"{len(snapshot)} bytes do not fit beside the prefixes that are kept for good")
+                last = end == len(chain)
+                self._prefixes.keep(chain[:end], snapshot, caller="", saves=position, pin=last)
+                if last and self._prefixes.missing(chain, caller=""):
+                    raise Problem(
+                        Kind.INVALID,
+                        f"the prefix of {position} tokens takes {len(snapshot)} bytes, which do not fit beside those "
+                        "that are kept for good; raise prefix_cache_mib",
+                    )
         finally:
-            self._context.clear(self._scratch)
+            self._context.clear(scratch)
 
-    def _begin(self, run: ScoreRun, chain: Chain, wanted: Wanted) -> int:
-        """Put the longest known beginning of ``chain`` into the scratch sequence; how many segments it has."""
+    def _begin(self, run: ScoreRun, chain: Chain, *, at: int, wanted: Wanted) -> int:
+        """Put the longest known beginning of ``chain`` into the sequence ``at``; how many segments it has."""
         wanted()
         if not self.sharing:
             return 0
@@ -144,15 +223,15 @@ class Scorer:
         counters.prefix_hits += snapshot is not None
         counters.prefix_misses += end < len(chain)
         if snapshot is not None:
-            self._context.restore(snapshot, self._scratch)
+            self._context.restore(snapshot, at)
         return end
 
-    def _end_segment(self, run: ScoreRun, chain: Chain) -> None:
-        """Keep the scratch sequence, which holds ``chain``, for whoever may need it."""
+    def _end_segment(self, run: ScoreRun, chain: Chain, *, at: int) -> None:
+        """Keep the sequence ``at``, which holds ``chain``, for whoever may need it."""
         private = any(segment.private for segment in chain)
         store = self.sharing and (self._reuse_private if private else self._reuse)
         needed = self.sharing and run.needs(chain)
-        snapshot = settle(self._context, self._scratch, save=store or needed)
+        snapshot = settle(self._context, at, save=store or needed)
         if snapshot is None:
             return
         caller = run.job.caller
@@ -160,11 +239,13 @@ class Scorer:
         if needed and not kept:
             run.own[key_of(chain, caller=caller)] = snapshot
 
-    def _evaluate(self, tokens: Sequence[int], *, position: int, output: bool, wanted: Wanted) -> Logits | None:
+    def _evaluate(
+        self, tokens: Sequence[int], *, sequence: int, position: int, output: bool, wanted: Wanted
+    ) -> Logits | None:
         return evaluate(
             self._context,
             tokens,
-            sequence=self._scratch,
+            sequence=sequence,
             position=position,
             output=output,
             decoding=self._meter.decoding,

@@ -52,7 +52,7 @@ def _start(settings: Settings) -> LlamaEngine:
             allowed = _context_tokens(settings.context_tokens, trained=model.trained_context, name=files.first.name)
             shape = llama.ContextShape(
                 sequence_tokens=allowed,
-                sequences=settings.chats + 1,
+                sequences=settings.chats + settings.decisions_together,
                 batch_tokens=min(settings.batch_tokens, allowed),
                 threads=settings.threads or cores.usable(),
                 flash_attention=settings.flash_attention,
@@ -83,6 +83,7 @@ def _start(settings: Settings) -> LlamaEngine:
         context,
         identity,
         probing=settings.probe,
+        together=settings.decisions_together,
         chats=settings.chats,
         chat_chunk_tokens=settings.chat_chunk_tokens,
         reuse_prefixes=settings.reuse_prefixes,
