@@ -138,7 +138,7 @@ def download(
             # The kept bytes may be of another day; the whole file decides.
             part.unlink()
             found = retrying(_fetch, request)
-    except (_TransientError, httpx.TransportError) as error:
+    except (_TransientError, httpx.HTTPError, httpx.InvalidURL) as error:
         kept = part.stat().st_size if part.exists() else 0
         raise CommandError(
             f"cannot download {request.shown}: {error or type(error).__name__}",
