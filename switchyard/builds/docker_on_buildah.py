@@ -26,7 +26,8 @@ from switchyard.builds.container_storage import VARIABLE, own_storage
 _PODMAN = ("podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs")
 # Podman 4 lowers its own limit of processes to this.
 _MOST = 32768
-_PLAIN = {"images", "inspect", "kill", "logs", "port", "ps", "rm", "rmi", "stop", "tag", "wait", "info", "start", "cp"}
+_PLAIN = {"cp", "exec", "images", "info", "inspect", "kill", "logs", "port", "ps", "rm", "rmi", "start"}
+_PLAIN |= {"stop", "tag", "wait"}
 """Verbs whose words podman takes as Docker does."""
 
 
