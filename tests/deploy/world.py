@@ -135,6 +135,7 @@ class World:
         self._folder = folder
         self._clients: dict[str, Any] = {}
         self._assemblies = 0
+        self.models = 0
         self.wanted = Wanted(self.model("llama"), digest())
         self.stands = False
         self.untouched: set[str] = set()
@@ -229,9 +230,7 @@ class World:
         """Put the model into the bucket and the image into the registry, where they are missing."""
         bucket, s3, model = self.bucket(), self.client("s3"), wanted.model
         file = hashlib.sha256(model.path.read_bytes()).hexdigest()
-        s3.upload_file(
-            str(model.path), bucket, model.key + model.path.name, ExtraArgs={"Metadata": {"sha256": file}}
-        )
+        s3.upload_file(str(model.path), bucket, model.key + model.path.name, ExtraArgs={"Metadata": {"sha256": file}})
         s3.put_object(Bucket=bucket, Key=model.key + "model-manifest.json", Body=model.manifest)
         known = self.client("ecr").list_images(repositoryName=REPOSITORY)["imageIds"]
         if wanted.image not in [each["imageDigest"] for each in known]:
