@@ -194,7 +194,8 @@ def part_of(cases: Sequence[Case], part: str) -> list[Case]:
 def spread(cases: Sequence[Case], states: int) -> list[Case]:
     """The cases of ``states`` states, taken evenly from all, so that every kind of task is among them."""
     names = list(dict.fromkeys(case.state_id for case in cases))
-    kept = {names[index * len(names) // states] for index in range(min(states, len(names)))}
+    count = min(states, len(names))
+    kept = {names[index * len(names) // count] for index in range(count)}
     return [case for case in cases if case.state_id in kept]
 
 

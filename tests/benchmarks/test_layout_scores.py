@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import random
 import sys
+from itertools import chain
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "benchmarks" / "layouts.py"
@@ -99,7 +100,7 @@ def test_a_sample_is_spread_over_the_file(layouts, cases):
 
 def test_both_orders_ask_everything_once(layouts, cases):
     singly, by_state = layouts.one_question_at_a_time(cases), layouts.one_state_at_a_time(cases)
-    assert sorted(map(repr, sum(singly, []))) == sorted(map(repr, sum(by_state, []))) == sorted(map(repr, cases))
+    assert sorted(map(repr, chain(*singly))) == sorted(map(repr, chain(*by_state))) == sorted(map(repr, cases))
     assert {len(request) for request in singly} == {1}
     assert all(len({case.state_id for case in request}) == 1 for request in by_state)
 
@@ -121,11 +122,7 @@ def test_mcnemar_is_the_exact_two_sided_test(layouts):
 
 def test_the_interval_resamples_whole_states(layouts):
     # All questions on a state agree: 10 states of 20 questions know as little as 10 answers.
-    rng = random.Random(1)
-    values = [float(rng.random() < 0.5) for _ in range(10)]
-    import numpy as np
-
-    clustered = np.repeat(np.array(values), 20)
+    clustered = np.repeat(np.array([0.0, 1.0] * 5), 20)
     low, high = layouts.resampled(clustered, [f"s{i}" for i in range(10) for _ in range(20)])
     alone_low, alone_high = layouts.resampled(clustered, [f"s{i}" for i in range(200)])
     assert high - low > 3 * (alone_high - alone_low)
