@@ -1,4 +1,4 @@
-"""llama-server's copy of a model: the same tensors, the same metadata, and the entries that make it a decision model."""
+"""llama-server's copy of a model: same tensors, same metadata, and the entries that make it a decision model."""
 
 from __future__ import annotations
 
