@@ -54,7 +54,16 @@ from switchyard.models.catalogue import (
 )
 from switchyard.models.manifest import ModelManifest
 from switchyard.models.storage import human_size
-from switchyard.releases.manifest import Release, ReleasedImage, ReleasedModel
+from switchyard.releases.manifest import (
+    ImageBuildFacts,
+    Part,
+    Release,
+    ReleasedFile,
+    ReleasedImage,
+    ReleasedModel,
+    ReleaseSource,
+    Sbom,
+)
 from switchyard.setting_flags import environment_name, flag_names, shown_default
 from switchyard_runtime.errors import TABLE
 from switchyard_runtime.http.openapi import document
@@ -263,16 +272,29 @@ def releases_page() -> str:
     """Every field of a release manifest."""
     tables: dict[str, type[BaseModel]] = {
         "the file itself": Release,
+        "source": ReleaseSource,
         "models.ROLE": ReleasedModel,
+        "models.ROLE.files, one of them": ReleasedFile,
         "images.KIND.HARDWARE": ReleasedImage,
+        "images.decision.HARDWARE.build": ImageBuildFacts,
+        "images.decision.HARDWARE.build.sbom": Sbom,
+        "prompts, decision_contracts, calibrations, evaluation_reports, one of them": Part,
     }
     intro = "\n".join(
         [
-            "One JSON file in `releases/` says which model and which images are deployed, by hash. The same file goes",
-            "from environment to environment. [sample.json](../../releases/sample.json) is one.",
+            "One JSON file in `releases/` says which models and images are deployed, by hash, and what they were made",
+            "of. The same file goes from environment to environment, and is called what its content hashes to:",
+            "[Build a release](../how-to/release.md). [release.schema.json](release.schema.json) is its JSON Schema,",
+            "[sample.json](../../releases/sample.json) the one of the local cloud.",
         ]
     )
     return _page("Releases", "switchyard/releases/manifest.py", intro, _model_tables(tables))
+
+
+def release_schema() -> str:
+    """The JSON Schema of a release manifest."""
+    schema = Release.model_json_schema()
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
 
 
 def _model_tables(tables: Mapping[str, type[BaseModel]]) -> str:
@@ -307,6 +329,7 @@ PAGES = {
     "models.md": models_page,
     "environments.md": environments_page,
     "releases.md": releases_page,
+    "release.schema.json": release_schema,
 }
 
 
