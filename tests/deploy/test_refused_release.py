@@ -6,10 +6,11 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from world import DECISION_STACK, REPOSITORY, Wanted, World, digest
+
+from switchyard.releases.manifest import write_release
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 
@@ -124,11 +125,17 @@ def test_the_command_refuses_it_before_it_calls_the_cdk(
 ) -> None:
     """A release that is no sample: the local cloud does not stand in for what is missing."""
     wanted, sentence = fault(world)
-    manifest = world.sealed(wanted, tmp_path)
-    before = world.serving()
-    done = world.switchyard("release", "verify", str(manifest), "--used", "--json")
-    assert done.returncode == 1, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
-    (finding,) = [each for each in said["findings"] if each["state"] != "ok"]
-    assert sentence in finding["detail"]
+    manifest, path = write_release(wanted.sealed_data(), folder=tmp_path)
+    before, stack = world.serving(), world.updated()
+    words = ("--local", "--home", str(world.cloud.options.home), "--release", str(path))
+    done = world.switchyard("up", *words)
+    world.stands = False
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    if fault is missing_model:
+        assert "which does not build it" in done.stderr
+    else:
+        assert f"release {manifest.id} cannot be deployed to dev" in done.stderr
+        assert sentence in done.stderr
     assert world.serving() == before
+    assert world.updated() == stack

@@ -297,3 +297,38 @@ def test_a_build_that_exports_too_little_is_refused(aws: Aws, account: Account, 
     )
     with pytest.raises(CommandError, match="did not export IMAGE_SBOM_KEY"):
         build_release(aws, dataclasses.replace(order), heard, folder=tmp_path / "releases", poll_s=0.05)
+
+
+def test_on_this_machine_the_same_release_is_built(aws: Aws, account: Account, heard: Heard, tmp_path: Path) -> None:
+    there, _ = make(aws, account, heard, tmp_path / "there")
+    here, _ = build_release(aws, account.order(), heard, here=True, folder=tmp_path / "here")
+    assert here == there
+    assert [len(account.builds(each)) for each in (MODEL, IMAGE)] == [1, 1]
+    account.broken("model").touch()
+    with pytest.raises(CommandError, match="the build of model gemma-3-270m on this machine has failed") as failed:
+        build_release(aws, account.order(), heard, here=True, folder=tmp_path / "broken")
+    assert "\n  the compiler says no\n" in failed.value.message
+    assert not (tmp_path / "broken").exists()
+
+
+def test_a_build_on_this_machine_ends_with_the_command(account: Account, tmp_path: Path) -> None:
+    account.held("model").touch()
+    process = command(account, tmp_path / "releases", "--local")
+    for line in process.stderr or ():
+        if "model gemma-3-270m | building model" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert not (tmp_path / "releases").exists()
+    assert [
+        path for path in Path("/proc").glob("[0-9]*/cmdline") if str(account.held("model")).encode() in read(path)
+    ] == []
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
