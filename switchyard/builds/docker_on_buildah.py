@@ -11,6 +11,7 @@ in to at that place: the container tools themselves do that for pulls only.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import subprocess
@@ -246,6 +247,13 @@ _VERBS: dict[str, Callable[[Sequence[str]], int]] = {
 }
 
 
+def _make_logins(path: Path) -> None:
+    """A file without logins: podman refuses to run anything while the one that is named does not exist."""
+    with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+        path.chmod(0o600)
+        file.write("{}")
+
+
 def _run(words: Sequence[str]) -> int:
     """Become another program's caller: its output is ours, and so is its exit status."""
     try:
@@ -260,6 +268,8 @@ def main(words: Sequence[str]) -> int:
         refuse("building and running containers needs root here")
     if VARIABLE not in os.environ:
         os.environ[VARIABLE] = str(own_storage())
+    if logins := os.environ.get("REGISTRY_AUTH_FILE"):
+        _make_logins(Path(logins))
     verb = words[0] if words else ""
     if verb in _VERBS:
         return _VERBS[verb](list(words[1:]))
