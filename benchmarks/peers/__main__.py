@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -43,7 +44,7 @@ class Amounts:
     loop_rounds: int = 2
     clients: tuple[int, ...] = (1, 8, 32)
     chats: tuple[tuple[int, ...], ...] = ((4096,), (16384,))
-    chat_phase: float = 60.0
+    chat_phase: float = 90.0
     burst_over: float = 1.5
     patience: float = 240.0
     compared: int = 100
@@ -75,6 +76,8 @@ QUICK = Amounts(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one of the subcommands."""
     given = _parser().parse_args(arguments)
+    # So that the peers are stopped then, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if given.do == "fetch":
             return _fetch(given)
@@ -112,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--rounds", type=int, help="turns into which the seconds of D are cut")
     run.add_argument("--clients", type=int, nargs="+", help="of D")
     run.add_argument("--chats", nargs="+", help="of E: prompt tokens, a + between chats at the same time: 4096+16384")
+    run.add_argument("--phase", type=float, help="least seconds of each phase of E")
     run.add_argument("--compared", type=int, help="answers of each cell of D and F that are computed again, alone")
     run.add_argument("--decisions", type=int, help="of the exactness run")
     run.add_argument("--peers-decisions", type=int, help="of the exactness run, for peers")
@@ -127,6 +131,7 @@ def _amounts(given: argparse.Namespace) -> Amounts:
         "loop_rounds": given.rounds,
         "clients": given.clients and tuple(given.clients),
         "chats": given.chats and tuple(tuple(map(int, chats.split("+"))) for chats in given.chats),
+        "chat_phase": given.phase,
         "compared": given.compared,
         "exact_decisions": given.decisions,
         "exact_peers_decisions": given.peers_decisions,
@@ -294,7 +299,7 @@ class Run:
                     peers[peer.name] = await workloads.beside_chats(
                         bench, bench.peers[0], tokens=tokens, seconds=self._amounts.chat_phase, numbers=numbers
                     )
-            self._keep("E-" + "+".join(f"{count / 1024:g}k" for count in tokens), {"peers": peers})
+            self._keep(workloads.chats_cell(tokens), {"peers": peers})
 
     async def _bursts(self) -> None:
         peers: dict[str, Any] = {}

@@ -25,7 +25,7 @@ WARM_UPS = 3
 # Idle threads of llama.cpp spin for a moment after a decode; the next peer must not meet them.
 PAUSE_S = 0.05
 CHAT_TOKENS = 128
-WORDS_PER_TOKEN = 0.72
+WORDS_PER_TOKEN = 0.86
 SERVICE_S = 55.0
 """Seconds within which an answer is worth something behind SageMaker AI, which cuts calls off at 60."""
 
@@ -350,7 +350,7 @@ async def beside_chats(
         seconds: Least time of each phase; a chat that has begun is finished.
         numbers: Of the requests.
     """
-    cell = "E-" + "+".join(f"{count // 1024}k" for count in tokens)
+    cell = chats_cell(tokens)
     async with connected(running) as client, machine.watching(running.pid) as watch:
         await warm(bench, running, client, "A")
         capacity = await _capacity(bench, running, client)
@@ -379,6 +379,11 @@ async def beside_chats(
             statistics.mean(chat.report()["generated_tokens_per_s"] for chat in (before, after)),
         ),
     }
+
+
+def chats_cell(tokens: Sequence[int]) -> str:
+    """The name of E's cell with chats of these prompt sizes: ``E-4k``, ``E-4k+16k``."""
+    return "E-" + "+".join(f"{count / 1024:g}k" for count in tokens)
 
 
 async def _capacity(bench: Bench, running: Running, client: httpx.AsyncClient, count: int = 12) -> float:
@@ -456,8 +461,12 @@ async def chat(client: httpx.AsyncClient, prompt: str, done: Chats) -> None:
                 if not line.startswith("data: {"):
                     continue
                 chunk = json.loads(line.removeprefix("data: "))
+                if "error" in chunk:
+                    done.failed += 1
+                    done.reasons.append(line[:200])
+                    return
                 usage = chunk.get("usage") or usage
-                if first is None and any(choice["delta"].get("content") for choice in chunk["choices"]):
+                if first is None and any(choice["delta"].get("content") for choice in chunk.get("choices", ())):
                     first = time.monotonic()
     except httpx.TransportError as error:
         done.failed += 1
