@@ -125,7 +125,7 @@ def web() -> Iterator[FakeServer]:
                 self.answer(state.statuses.pop(0), b"not now", Retry_After="0")
                 return
             tag = {"ETag": state.etag} if state.etag else {}
-            wanted = re.match(r"bytes=(\d+)-$", self.headers.get("Range", ""))
+            wanted = re.match(r"bytes=(\d+)-(\d*)$", self.headers.get("Range", ""))
             fresh = self.headers.get("If-Range", state.etag) == state.etag
             if not (wanted and state.ranges and fresh):
                 self.answer(200, data, **tag)
@@ -134,8 +134,9 @@ def web() -> Iterator[FakeServer]:
             if start >= len(data):
                 self.answer(416, b"", Content_Range=f"bytes */{len(data)}")
             else:
-                span = f"bytes {start}-{len(data) - 1}/{len(data)}"
-                self.answer(206, data[start:], Content_Range=span, **tag)
+                end = min(int(wanted[2]) + 1, len(data)) if wanted[2] else len(data)
+                span = f"bytes {start}-{end - 1}/{len(data)}"
+                self.answer(206, data[start:end], Content_Range=span, **tag)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -71,6 +71,35 @@ def test_a_pull_interrupted_at_any_point_goes_on(entry, web, at):
     assert all((folder / name).read_bytes() == data for name, data in FILES.items())
 
 
+def test_a_pull_in_ranges_interrupted_goes_on(web, entry, tmp_path):
+    """A file large enough to come in ranges: what is kept is a beginning all the same."""
+    data = CONTENT + bytes(range(256)) * (60 << 12)
+    large = hub_entry({"tiny.gguf": data})
+    (tmp_path / "catalogue" / "tiny.toml").write_text(as_toml(large))
+    on_hub(web, {"tiny.gguf": data})
+    web.pause_s = 0.001
+    folder = storage.model_folder(large)
+    code, _, err = interrupted([*COMMAND, "pull", "tiny"], lambda: kept(folder) >= 1 << 24)
+    assert code == ExitCode.INTERRUPTED, err
+    part = folder / "tiny.gguf.part"
+    before = part.stat().st_size
+    assert data.startswith(part.read_bytes())
+    web.pause_s = 0.0
+    web.requests.clear()
+    done = subprocess.run([*COMMAND, "pull", "tiny"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "tiny.gguf").read_bytes() == data
+    assert min(int(asked[6:].split("-")[0]) for asked in web.ranges_asked()) == before > 0
+
+
+def test_a_pull_from_a_server_that_has_fallen_silent_ends_at_once(entry, web):
+    """Its threads wait for the network and are not waited for: the silence lasts longer than this test may."""
+    web.pause_s = 1000.0
+    code, _, err = interrupted([*COMMAND, "pull", "tiny"], lambda: kept(storage.model_folder(entry)) > 0)
+    assert code == ExitCode.INTERRUPTED, err
+    assert "Traceback" not in err
+
+
 def pulled_alone(web, tmp_path, data):
     """A model of one large file, pulled from a folder: for what takes a while to package."""
     source = tmp_path / "source"
