@@ -18,11 +18,14 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from switchyard.builds.container_storage import VARIABLE, own_storage
+
+BUILD_LABEL = "switchyard.build"
+"""The label that names the build which started a container."""
 
 _PODMAN = ("podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs")
 # Podman 4 lowers its own limit of processes to this.
@@ -189,6 +192,8 @@ def run(words: Sequence[str]) -> int:
     if given.gpus is not None:
         refuse("docker run --gpus is not known")
     command = [*_PODMAN, "run", "--network", given.network]
+    if owner := os.environ.get("CODEBUILD_BUILD_ID"):
+        command += ["--label", f"{BUILD_LABEL}={owner}"]
     for name in (*taken, "workdir", "cidfile"):
         if (value := getattr(given, name.replace("-", "_"))) is not None:
             command += [f"--{name}", value]
@@ -206,6 +211,21 @@ def _limits() -> list[str]:
     names = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
     hard = {name: resource.getrlimit(limit)[1] for name, limit in names.items()}
     return [f"{name}={_MOST if most == resource.RLIM_INFINITY else min(most, _MOST)}" for name, most in hard.items()]
+
+
+def remove_containers(build: str, environment: Mapping[str, str]) -> None:
+    """End and remove the containers that a build has started and left.
+
+    Args:
+        build: The build's ``CODEBUILD_BUILD_ID``.
+        environment: Its variables, which name the storage.
+    """
+    asked = [*_PODMAN, "ps", "--all", "--quiet", "--filter", f"label={BUILD_LABEL}={build}"]
+    with contextlib.suppress(FileNotFoundError):
+        found = subprocess.run(asked, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+        if names := found.stdout.split():
+            removing = [*_PODMAN, "rm", "--force", "--time", "0", *names]
+            subprocess.run(removing, env=environment, capture_output=True, check=False)  # noqa: S603
 
 
 def image(words: Sequence[str]) -> int:
