@@ -4,10 +4,12 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run down serve test check fuzz bench lock docs clean
+PEERS_ARGS ?= run
+
+.PHONY: help setup run down serve test check fuzz bench bench-peers lock docs clean
 
 help: ## Show the tasks
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: ## Make the environment in .venv (fast when nothing changed)
 	@$(PYTHON) scripts/setup_environment.py
@@ -35,6 +37,9 @@ fuzz: setup ## Fuzz the server with the full number of requests (make test sends
 
 bench: setup ## Measure the server's overhead over llama.cpp
 	$(BIN)/python benchmarks/overhead.py
+
+bench-peers: setup ## Measure decisions beside llama-server and others (hours; see docs/explanation/benchmarks.md)
+	$(BIN)/python -m benchmarks.peers $(PEERS_ARGS)
 
 lock: setup ## Resolve the dependencies again and write the lock files
 	$(BIN)/python scripts/lock.py

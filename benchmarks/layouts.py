@@ -50,7 +50,7 @@ CASES = PackagePart(
 LAYOUTS = ("options-first", "state-first")
 DEFAULT = "default"
 """Sends no layout, so that a server without the field can be scored too."""
-TOKEN_STATES = 12
+TOKEN_STATES = 6
 RESAMPLES = 4000
 SMALLEST = 1e-6
 """A probability below this counts as this in the log loss, so that one certain mistake does not hide all else."""
@@ -189,6 +189,14 @@ def part_of(cases: Sequence[Case], part: str) -> list[Case]:
         return list(cases)
     states = {state: index for index, state in enumerate(dict.fromkeys(case.state_id for case in cases))}
     return [case for case in cases if states[case.state_id] % 2 == (part == "held-out")]
+
+
+def spread(cases: Sequence[Case], states: int) -> list[Case]:
+    """The cases of ``states`` states, taken evenly from all, so that every kind of task is among them."""
+    names = list(dict.fromkeys(case.state_id for case in cases))
+    count = min(states, len(names))
+    kept = {names[index * len(names) // count] for index in range(count)}
+    return [case for case in cases if case.state_id in kept]
 
 
 def one_question_at_a_time(cases: Sequence[Case]) -> list[list[Case]]:
@@ -463,7 +471,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
     parser.add_argument("--layouts", default=",".join(LAYOUTS), help="separated by commas; 'default' sends none")
     parser.add_argument("--part", choices=("all", "selection", "held-out"), default="all")
-    parser.add_argument("--states", type=int, default=0, help="only the first N states of the part; 0 for all")
+    parser.add_argument("--states", type=int, default=0, help="only N states, taken evenly from the part; 0 for all")
     parser.add_argument("--answers", type=Path, help="keep every answer here, and go on from it")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--markdown", type=Path, help="write the tables here")
@@ -471,8 +479,7 @@ def main() -> int:
     layouts = given.layouts.split(",")
     cases = part_of(read_cases(packaged_cases()), given.part)
     if given.states:
-        kept = set(list(dict.fromkeys(case.state_id for case in cases))[: given.states])
-        cases = [case for case in cases if case.state_id in kept]
+        cases = spread(cases, given.states)
     port = free_port("127.0.0.1", 0)
     url = f"http://127.0.0.1:{port}"
     log = cache_folder() / "logs" / f"layouts-{port}.log"

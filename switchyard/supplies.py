@@ -1,4 +1,4 @@
-"""Where the local cloud gets the models and images of a sample release: from this machine, without any build."""
+"""Where models and images come from that a release names and an environment lacks: this machine, or CodeBuild."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from switchyard import console, local_cloud
-from switchyard.aws import Aws, told
+from switchyard.aws import Aws, find_stack, told
+from switchyard.build_log import build_log
+from switchyard.environment import Environment
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.models.catalogue import find
 from switchyard.models.pull import pull
+from switchyard.releases.builds import WantedBuild, run_builds
 from switchyard.releases.manifest import ReleasedModel
+from switchyard.releases.plan import model_project
 
 if TYPE_CHECKING:
     from switchyard_localcloud import CloudDetails
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FromThisMachine:
-    """For a local cloud: models are fetched here and uploaded; an image is a name for our server's process.
+    """For a sample release in a local cloud: models are fetched here and uploaded; an image is a name for a process.
 
     Attributes:
         cloud: The local cloud.
@@ -49,3 +53,35 @@ class FromThisMachine:
     def provide_image(self, digest: str, *, repository: str) -> None:
         """Register the digest; the local cloud runs our server of this checkout behind it."""
         local_cloud.package().register_image(self.cloud, repository, digest)
+
+
+@dataclass(frozen=True)
+class FromCodeBuild:
+    """For every other release: each environment fetches its models itself, and images stay where they were built.
+
+    Attributes:
+        environment: The environment.
+    """
+
+    environment: Environment
+
+    def provide_model(self, aws: Aws, model: ReleasedModel, *, bucket: str) -> None:  # noqa: ARG002 - the project's
+        """Have the environment's project publish the model; what it publishes is compared with the release afterwards.
+
+        Raises:
+            CommandError: The build failed, or the environment has no project for the model.
+        """
+        output = model_project(model.name)
+        stack = find_stack(aws, self.environment.stack_name("Build"))
+        if stack is None or output not in stack.outputs:
+            raise CommandError(
+                f"the model {model.name} is not in the environment {self.environment.name!r}, which does not build it",
+                code=ExitCode.MODEL,
+                hint=f"Add it to models of [builds] in environments/{self.environment.name}.toml.",
+            )
+        label = f"model {model.name}"
+        with build_log() as log:
+            run_builds(aws, [WantedBuild(label=label, project=stack.outputs[output])], log, again=frozenset({label}))
+
+    def provide_image(self, digest: str, *, repository: str) -> None:
+        """Nothing: an image that was built again would have another digest. The check that follows refuses."""

@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -153,17 +153,11 @@ async def watching(leader: int, *, every_s: float = 1.0) -> AsyncIterator[Watch]
         sample()
 
 
-@contextmanager
-def refuse_busy_machine(limit: float, *, allowed: bool) -> Iterator[float]:
-    """The share of the processors that others use; more than ``limit`` is an error unless ``allowed``."""
+def busy_cores(seconds: float = 2.0) -> float:
+    """Cores that are in use on the whole machine, this process included."""
     before, started = _busy(), time.monotonic()
-    time.sleep(2.0)
-    share = (_busy() - before) / (time.monotonic() - started)
-    if share > limit and not allowed:
-        raise SystemExit(
-            f"other processes use {share:.2f} cores; figures taken now would mean nothing. Wait, or give --busy-machine."
-        )
-    yield share
+    time.sleep(seconds)
+    return (_busy() - before) / (time.monotonic() - started)
 
 
 def _busy() -> float:

@@ -24,8 +24,9 @@ PREFIX = "models/"
 class ModelBuild(Construct):
     """Fetch one model of the catalogue, check every sha256, and publish it under a prefix named after its content.
 
-    The role reads the source, writes below ``models/MODEL/`` of the bucket, and nothing else. It cannot overwrite: a
-    write without ``If-None-Match`` is denied, so an object, once there, stays as it is. It cannot delete either.
+    The role reads the source, lists and writes below ``models/MODEL/`` of the bucket, and nothing else. It cannot
+    overwrite: a write without ``If-None-Match`` is denied, so an object, once there, stays as it is. It cannot delete
+    either.
 
     The build exports ``MODEL_KEY`` and ``MODEL_MANIFEST_SHA256``, which a release manifest records.
 
@@ -118,6 +119,15 @@ class ModelBuild(Construct):
                 # GetObject: to see whether what is there already is the same.
                 actions=["s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"],
                 resources=[objects],
+            )
+        )
+        self.role.add_to_policy(
+            iam.PolicyStatement(
+                sid="SeeWhatIsThere",
+                # To refuse a prefix with other files in it: an endpoint would be given them too.
+                actions=["s3:ListBucket"],
+                resources=[bucket_arn],
+                conditions={"StringLike": {"s3:prefix": f"{PREFIX}{model}/*"}},
             )
         )
         self.role.add_to_policy(

@@ -217,16 +217,23 @@ def register_image(
 
 
 def publish_base(
-    cloud: CloudDetails, image: str, repository: str, *, account: str = PUBLISHED_ACCOUNT, tag: str = "latest"
+    cloud: CloudDetails,
+    image: str,
+    repository: str,
+    *,
+    account: str = PUBLISHED_ACCOUNT,
+    tag: str = "latest",
+    storage: Path | None = None,
 ) -> str:
     """Put an image into a registry of AWS's, from which every role may pull that its own policy lets.
 
     Args:
         cloud: What ``read_details`` gave.
-        image: An image of podman's storage; ``environment()`` names the storage.
+        image: An image in a storage of podman's.
         repository: The repository, such as ``llama-cpp``; made when it is missing.
         account: The account of AWS; one of the option ``published_accounts``.
         tag: The tag.
+        storage: The configuration of that storage, as in ``CONTAINERS_STORAGE_CONF``; None for the cloud's own.
 
     Returns:
         The digest under which it can be pulled.
@@ -237,6 +244,8 @@ def publish_base(
     target = f"docker://{cloud.registry}/{host_of(account, cloud.region)}/{repository}:{tag}"
     keys = f"{cloud.access_key_id}:{cloud.secret_access_key}"
     environment = {**os.environ, **cloud.environment()}
+    if storage is not None:
+        environment["CONTAINERS_STORAGE_CONF"] = str(storage)
     with tempfile.TemporaryDirectory() as folder:
         digest = Path(folder) / "digest"
         words = ["podman", "push", "--quiet", "--creds", keys, "--digestfile", str(digest), image, target]

@@ -51,6 +51,8 @@ def extend() -> None:
         if service == ECR and isinstance(owner := _members(body).get("registryId"), str):
             account = owner
         found = resource(service, method, path, headers, body, query, region, account)
+        if service == ECR and found == "*":
+            return repository_resource(_members(body), region=region, account=account)
         return log_resource(found, wire.operation(headers), _members(body)) if service == LOGS else found
 
     s3_context = iam_actions.s3_service_context
@@ -94,6 +96,14 @@ def build_resource(operation: str, members: Mapping[str, Any], *, region: str, a
         named = [members.get("projectName") or members.get("id") or members.get("name")]
     last = {str(name).rpartition("/")[2].partition(":")[0] for name in named if name}
     return f"arn:aws:codebuild:{region}:{account}:project/{last.pop()}" if len(last) == 1 else "*"
+
+
+def repository_resource(members: Mapping[str, Any], *, region: str, account: str) -> str:
+    """The repository of an operation that takes several names; ``*`` unless it is given exactly one."""
+    named = members.get("repositoryNames")
+    if isinstance(named, list) and len(named) == 1:
+        return f"arn:aws:ecr:{region}:{account}:repository/{named[0]}"
+    return "*"
 
 
 def log_resource(found: str, operation: str, members: Mapping[str, Any]) -> str:

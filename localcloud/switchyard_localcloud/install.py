@@ -27,6 +27,7 @@ from switchyard_localcloud.codebuild.builds import Builds
 from switchyard_localcloud.details import CloudDetails
 from switchyard_localcloud.errors import ServiceError
 from switchyard_localcloud.options import Options
+from switchyard_localcloud.registry import tools
 from switchyard_localcloud.registry.access import Access
 from switchyard_localcloud.registry.blobs import Blobs
 from switchyard_localcloud.registry.images import Images
@@ -47,11 +48,13 @@ class Installed:
     runtime: Runtime
     registry: Registry
     builds: Builds
+    cloud: CloudDetails
 
     def close(self) -> None:
-        """End all processes: builds, then endpoints."""
+        """End all processes: builds, then endpoints; and unmount what killed builds left in the container storage."""
         self.builds.close()
         self.sagemaker.endpoints.close()
+        tools.empty_storage(self.cloud)
 
 
 def install(*, cloud: CloudDetails, options: Options, inherited: Mapping[str, str]) -> Installed:
@@ -83,7 +86,7 @@ def install(*, cloud: CloudDetails, options: Options, inherited: Mapping[str, st
     bucket_resources.extend()
     s3_encryption.extend()
     iam.extend()
-    return Installed(sagemaker, scaling, runtime, Registry(images), builds)
+    return Installed(sagemaker, scaling, runtime, Registry(images), builds, cloud)
 
 
 def start_evaluating_alarms() -> None:

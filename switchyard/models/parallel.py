@@ -26,7 +26,7 @@ def check(stop: threading.Event) -> None:
         raise StoppedError
 
 
-def ordered(jobs: Sequence[Job[Result]], *, workers: int) -> Generator[Result, None, None]:
+def ordered(jobs: Sequence[Job[Result]], *, workers: int, ahead: int | None = None) -> Generator[Result, None, None]:
     """The results of ``jobs`` in their order, each as soon as it and those before it are there.
 
     Close the generator when it is left early (``contextlib.closing``): jobs that still run are then told to stop, and
@@ -36,6 +36,8 @@ def ordered(jobs: Sequence[Job[Result]], *, workers: int) -> Generator[Result, N
     Args:
         jobs: What to do.
         workers: How many at once.
+        ahead: How many results there may be that nobody has taken, running jobs included; as many as there are jobs
+            by default.
 
     Raises:
         BaseException: What the first failing job raised.
@@ -43,9 +45,13 @@ def ordered(jobs: Sequence[Job[Result]], *, workers: int) -> Generator[Result, N
     stop = threading.Event()
     done: queue.SimpleQueue[tuple[int, Result | None, BaseException | None]] = queue.SimpleQueue()
     numbers = itertools.count()
+    room = threading.Semaphore(ahead or len(jobs) or 1)
 
     def work() -> None:
-        while (number := next(numbers)) < len(jobs) and not stop.is_set():
+        while True:
+            room.acquire()
+            if stop.is_set() or (number := next(numbers)) >= len(jobs):
+                return
             try:
                 done.put((number, jobs[number](stop), None))
             except BaseException as error:  # it is raised again where the results are taken
@@ -64,8 +70,10 @@ def ordered(jobs: Sequence[Job[Result]], *, workers: int) -> Generator[Result, N
                     raise error
                 waiting[finished] = result  # type: ignore[assignment]  # None only beside an error
             yield waiting.pop(number)
+            room.release()
     finally:
         stop.set()
+        room.release(len(threads) + 1)
         end = time.monotonic() + SECONDS_TO_STOP
         for thread in threads:
             if thread.ident is not None:

@@ -139,12 +139,11 @@ def require_pinned(path: Path, file: ModelFile, *, found: str, size: int) -> Non
     Raises:
         CommandError: It differs.
     """
-    if file.size is not None and size != file.size:
-        said = f"it has {size} bytes, and {file.size} were expected"
-    elif found != file.sha256:
-        said = f"its sha256 is {found}, and {file.sha256} was expected"
-    else:
+    if found == file.sha256 and size == (file.size or size):
         return
+    said = f"its sha256 is {found}, and {file.sha256} was expected"
+    if file.size is not None and size != file.size:
+        said += f"; it has {size} bytes, and {file.size} were expected"
     _mark_path(path).unlink(missing_ok=True)
     raise CommandError(
         f"{path} is not the pinned file: {said}",

@@ -131,7 +131,10 @@ def test_model_list_for_people_and_scripts(run, cache, monkeypatch):
     assert code == 0
     assert [(e["name"], e["size"], e["state"]) for e in entries] == [
         ("gemma-3-270m", 253_113_024, "absent"),
-        ("qwen3.5-4b", None, "absent"),
+        ("lev-4b", 3_011_777_440, "absent"),
+        ("qwen3.5-0.8b", 579_615_840, "absent"),
+        ("qwen3.5-2b", 1_396_198_496, "absent"),
+        ("qwen3.5-4b", 3_013_027_808, "absent"),
     ]
     assert all(e["licence"]["url"].startswith("https://") for e in entries)
     code, out, _ = run("model", "list")

@@ -22,7 +22,7 @@ import tiny_models
 from stacks.environment_app import add_environment, pinned_context
 from switchyard.environment import Environment, parse_environment
 from switchyard.nodejs import cdk_command, with_packaged_node
-from switchyard.releases.manifest import Release, parse_release
+from switchyard.releases.manifest import Release, parse_release, sealed
 from switchyard_localcloud import LocalCloud
 
 REPOSITORY = "switchyard-dev"
@@ -115,6 +115,21 @@ class Wanted:
             },
         }
 
+    def sealed_data(self) -> dict[str, Any]:
+        """The same as a release that was built, and not as a sample: nothing stands in for what is missing."""
+        data = self.release_data()
+        media_type = "application/vnd.docker.distribution.manifest.v2+json"
+        for images in data["images"].values():
+            images["cpu"]["media_type"] = media_type
+        sbom = {"key": "images/sbom.cdx.json", "sha256": "e" * 64}
+        data["images"]["decision"]["cpu"]["build"] = {
+            "base_digest": f"sha256:{'c' * 64}",
+            "binding": "0.3.35",
+            "sbom": sbom,
+        }
+        content = {name: each for name, each in data.items() if name not in ("id", "sample")}
+        return sealed({**content, "source": {"commit": "1" * 40, "dirty": False}})
+
     def release(self) -> Release:
         return parse_release(self.release_data(), source="the test")
 
@@ -135,6 +150,7 @@ class World:
         self._folder = folder
         self._clients: dict[str, Any] = {}
         self._assemblies = 0
+        self.models = 0
         self.wanted = Wanted(self.model("llama"), digest())
         self.stands = False
         self.untouched: set[str] = set()
@@ -245,6 +261,11 @@ class World:
     def status(self, stack: str) -> str:
         status: str = self.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]["StackStatus"]
         return status
+
+    def updated(self) -> Any:
+        """When the stack of the decision endpoint was last touched."""
+        found = self.client("cloudformation").describe_stacks(StackName=DECISION_STACK)["Stacks"][0]
+        return found.get("LastUpdatedTime"), found["StackStatus"]
 
     def resource(self, stack: str, kind: str, logical: str) -> str:
         """Physical name of the one resource of a stack with this type and beginning of its logical identifier."""

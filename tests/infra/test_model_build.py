@@ -93,6 +93,7 @@ def test_the_role_publishes_this_model_and_nothing_else(stack, build, allowed):
         "s3:AbortMultipartUpload",
         "s3:GetObject",
         "s3:GetObjectVersion",
+        "s3:ListBucket",
         "s3:PutObject",
     }
     assert all("*" not in action for action in resources)
@@ -103,6 +104,16 @@ def test_the_role_publishes_this_model_and_nothing_else(stack, build, allowed):
     assert resources["s3:GetObject"] == {written, *resources["s3:GetObjectVersion"]}
     (source,) = resources["s3:GetObjectVersion"]
     assert "*" not in source
+
+
+def test_the_role_lists_its_own_model_and_nothing_else(stack, build):
+    (listing,) = [
+        statement
+        for policy in Template.from_stack(stack).find_resources("AWS::IAM::Policy").values()
+        for statement in policy["Properties"]["PolicyDocument"]["Statement"]
+        if statement["Action"] == "s3:ListBucket"
+    ]
+    assert listing["Condition"] == {"StringLike": {"s3:prefix": "models/gemma-3-270m/*"}}
 
 
 def test_the_role_cannot_replace_an_object(stack, build):

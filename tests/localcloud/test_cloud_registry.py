@@ -420,6 +420,18 @@ def test_the_other_registry_of_ministack_is_closed(furnished: Furnished, raw: Ra
     assert answer.status_code == 404
 
 
+def test_repositories_are_described_by_who_may(
+    furnished: Furnished, repository: str, user: Callable[..., dict[str, str]]
+) -> None:
+    arn = f"arn:aws:ecr:{REGION}:{ACCOUNT}:repository/{repository}"
+    ecr = furnished.cloud.client("ecr", **user("ecr:DescribeRepositories", resource=arn))
+    [found] = ecr.describe_repositories(repositoryNames=[repository])["repositories"]
+    assert found["imageTagMutability"] == "IMMUTABLE"
+    for asked in ({}, {"repositoryNames": [repository, "other"]}, {"repositoryNames": ["other"]}):
+        with pytest.raises(botocore.exceptions.ClientError, match="not authorized to perform: ecr:Describe"):
+            ecr.describe_repositories(**asked)
+
+
 def test_operations_on_layers_and_images_that_are_not_there(furnished: Furnished, repository: str) -> None:
     ecr = furnished.cloud.client("ecr")
     with pytest.raises(ecr.exceptions.ImageNotFoundException):

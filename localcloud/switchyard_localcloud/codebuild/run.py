@@ -106,6 +106,10 @@ class Run:
                 log.write(f"[Container] {message}")
             log.close()
             self._end(status, message)
+            if self._process is not None:
+                self._process.wait()
+                if self._process.stdin is not None:
+                    self._process.stdin.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _perform(self, log: BuildLog) -> tuple[str, str]:
@@ -131,10 +135,6 @@ class Run:
             return "STOPPED", "The build was stopped"
         for line in process.stdout or ():
             log.write(line.rstrip("\n"))
-        process.wait()
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
         reported = self._reported()
         status = reported.get("buildStatus", "FAULT")
         if status in ("FAULT", "IN_PROGRESS"):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from switchyard_localcloud.details import CloudDetails
 from switchyard_localcloud.registry.names import host_of
 
 
@@ -20,6 +24,16 @@ def write_registries(path: Path, *, address: str, accounts: Iterable[str], regio
     parts = ["unqualified-search-registries = []", _entry(address, address)]
     parts += [_entry(host, f"{address}/{host}") for host in (host_of(account, region) for account in accounts)]
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def empty_storage(cloud: CloudDetails) -> None:
+    """Remove all containers of a cloud's storage: the folder of one that is mounted cannot be removed."""
+    if not (cloud.containers / "graph").is_dir():
+        return
+    environment = {**os.environ, **cloud.environment()}
+    for words in (["podman", "rm", "--all", "--force", "--time", "0"], ["buildah", "rm", "--all"]):
+        with contextlib.suppress(FileNotFoundError):
+            subprocess.run(words, env=environment, capture_output=True, check=False)  # noqa: S603
 
 
 def _entry(prefix: str, location: str) -> str:

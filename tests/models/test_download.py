@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -152,6 +153,65 @@ def test_an_interrupted_download_is_continued(fetch, web):
     kept = fetch.part.stat().st_size
     assert kept > 0
     assert not fetch.target.exists()
+    assert fetch().read_bytes() == DATA
+
+
+# In ranges, several at a time.
+
+
+@pytest.fixture
+def in_ranges(monkeypatch):
+    monkeypatch.setattr(module, "RANGE_BYTES", 10_000)
+
+
+def spans(web):
+    return sorted(tuple(map(int, re.findall(r"\d+", asked))) for asked in web.ranges_asked())
+
+
+def test_a_large_file_comes_in_ranges(fetch, web, in_ranges):
+    told = []
+    assert fetch(report=lambda done, total: told.append((done, total))).read_bytes() == DATA
+    assert spans(web) == [(start, min(start + 10_000, len(DATA)) - 1) for start in range(0, len(DATA), 10_000)]
+    assert told[-1] == (len(DATA), len(DATA))
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_ranges_go_on_where_an_earlier_run_ended(fetch, web, in_ranges):
+    fetch.part.write_bytes(DATA[:45_001])
+    assert fetch().read_bytes() == DATA
+    assert spans(web)[0] == (45_001, 55_000)
+
+
+def test_a_range_that_breaks_off_keeps_those_before_it(fetch, web, in_ranges, monkeypatch):
+    monkeypatch.setattr(module, "RANGES_AT_ONCE", 1)
+    web.cut_after = [10_000, 10_000, 500]
+    assert fetch().read_bytes() == DATA
+    assert [int(asked[6:].split("-")[0]) for asked in web.ranges_asked()][:5] == [0, 10_000, 20_000, 20_000, 30_000]
+
+
+def test_a_server_without_ranges_sends_the_whole_file(fetch, web, in_ranges):
+    web.ranges = False
+    assert fetch().read_bytes() == DATA
+
+
+def test_ranges_of_another_file_are_found_out(fetch, web, in_ranges):
+    web.files["/model"] = DATA[:-1] + b"?"
+    with pytest.raises(CommandError, match="is not the pinned file: its sha256 is"):
+        fetch()
+    web.files["/model"] = DATA + b"?"
+    with pytest.raises(CommandError, match=f"the server has {len(DATA) + 1} bytes, and {len(DATA)} were expected"):
+        fetch()
+    assert not fetch.part.exists() or fetch.part.stat().st_size == 0
+
+
+def test_an_interrupted_download_in_ranges_keeps_a_beginning(fetch, in_ranges):
+    def interrupt(done, _total):
+        if done > 50_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(report=interrupt)
+    assert DATA.startswith(fetch.part.read_bytes())
     assert fetch().read_bytes() == DATA
 
 

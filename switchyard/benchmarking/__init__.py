@@ -1,0 +1,1 @@
+"""Measuring on a machine that does other things too: comparisons, not clock readings."""

@@ -1,0 +1,255 @@
+"""``switchyard bench``: measure this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from switchyard import console
+from switchyard.benchmarking import profile
+from switchyard.benchmarking.comparison import Estimate, MeasureError
+from switchyard.benchmarking.tuning import CONFIRMATION, ROUNDS, Findings, default_settings, stages, tune
+from switchyard.benchmarking.workload import EngineSettings, Facts, LogitDifference, Workbench
+from switchyard.exit_codes import CommandError, ExitCode
+from switchyard.models import storage
+from switchyard_runtime.engine import cores, model_files
+from switchyard_runtime.settings import Settings
+
+app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+
+
+@app.callback()
+def _bench() -> None:
+    """Measure this machine."""
+
+
+@app.command("tune")
+def tune_command(
+    *,
+    model: Annotated[
+        str, typer.Option("--model", envvar="SWITCHYARD_MODEL", help="A name of the catalogue, or a GGUF file.")
+    ] = Settings.model_fields["model"].default,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where the profile goes; without it, to standard output.")
+    ] = None,
+    gpu_layers: Annotated[int, typer.Option("--gpu-layers", min=-1, help="As for the server; 0 is the CPU.")] = 0,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.1, max=600, help="Longest search; what was found is then confirmed.")
+    ] = 15.0,
+    q8_cache: Annotated[
+        bool,
+        typer.Option("--q8-cache", help="Also try cells of 8 bits: less memory, and answers that differ a little."),
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Where all figures go; in the cache when not given.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Do not go on from an interrupted search.")] = False,
+) -> None:
+    """Find threads, batch size, flash attention (and KV type) for a model on this machine, and write a profile.
+
+    The profile is a settings file for `switchyard serve --config`. It is written only when it is faster than the
+    server's own choice beyond noise. Ctrl-C keeps the finished stages; run it again to go on.
+    """
+    path, files, sha256 = _model(model)
+    if out is not None and not out.parent.is_dir():
+        raise CommandError(f"the folder of {out} does not exist", code=ExitCode.USAGE)
+    found = cores.find()
+    with Workbench(path, gpu_layers=gpu_layers) as bench:
+        with console.err.status(f"loading {files.first.name}"):
+            facts = _facts(bench)
+        default = default_settings(found, trained_context=facts.trained_context)
+        key = _key(sha256, facts, found, gpu_layers=gpu_layers, q8_cache=q8_cache)
+        kept = report or storage.cache_folder() / "benchmarks" / f"tune-{sha256[:16]}.json"
+        findings = Findings(default=default, best=default) if fresh else _earlier(kept, key, default)
+        plan = stages(found, trained_context=facts.trained_context, q8_cache=q8_cache and _knows_cache_type())
+        if q8_cache and not _knows_cache_type():
+            console.note("this server has no setting for the number format of the cells; it is not tried")
+        _search(bench, findings, plan, minutes=minutes, keep=lambda: _keep(kept, findings, key, {}))
+        extra = _checks(bench, files, findings, facts, gpu_layers=gpu_layers)
+    _keep(kept, findings, key, extra)
+    console.note(f"all figures: {kept}")
+    if extra and extra["exactness_of_default"]["exact"] and not extra["exactness"]["exact"]:
+        console.note(f"{findings.best} is faster, but the probe says that its answers are not exact; no profile")
+        return
+    _offer(findings, out, notes=_notes(files, sha256, facts, found, extra))
+
+
+def _model(model: str) -> tuple[Path, model_files.ModelFiles, str]:
+    path, _ = storage.resolve(model)
+    try:
+        files = model_files.resolve(path)
+        with console.err.status(f"hashing {files.first.name}"):
+            return files.first, files, model_files.sha256(files)
+    except model_files.ModelFileError as error:
+        raise CommandError(str(error), code=ExitCode.MODEL) from error
+
+
+def _facts(bench: Workbench) -> Facts:
+    try:
+        return bench.facts()
+    except MeasureError as error:
+        raise CommandError(f"the model cannot be measured: {error}", code=ExitCode.MODEL) from error
+
+
+def _knows_cache_type() -> bool:
+    return "cache_type" in Settings.model_fields
+
+
+def _key(sha256: str, facts: Facts, found: cores.Cores, *, gpu_layers: int, q8_cache: bool) -> dict[str, Any]:
+    """What the figures are valid for: a change of any of it starts the search afresh."""
+    return {
+        "model_sha256": sha256,
+        "llama_cpp": facts.llama_cpp,
+        "machine": platform.machine(),
+        "physical_cores": found.physical,
+        "usable_cores": found.usable,
+        "gpu_layers": gpu_layers,
+        "q8_cache": q8_cache,
+    }
+
+
+def _earlier(kept: Path, key: dict[str, Any], default: EngineSettings) -> Findings:
+    try:
+        text = kept.read_text(encoding="utf-8")
+    except OSError:
+        return Findings(default=default, best=default)
+    findings = profile.from_json(text, key=key, default=default)
+    if CONFIRMATION in findings.comparisons or not findings.comparisons:
+        # A finished search is measured again: whoever asks twice wants to know.
+        return Findings(default=default, best=default)
+    console.note(f"going on from an interrupted search: {', '.join(findings.comparisons)} done")
+    return findings
+
+
+def _search(bench: Workbench, findings: Findings, plan: Any, *, minutes: float, keep: Any) -> None:
+    ends = time.monotonic() + 60 * minutes
+    with _bar() as told:
+        try:
+            for name in tune(bench, findings, plan, out_of_time=lambda: time.monotonic() > ends, told=told):
+                keep()
+                _told_stage(name, findings)
+        except MeasureError as error:
+            raise CommandError(f"the server's own settings cannot be measured: {error}") from error
+        except KeyboardInterrupt:
+            keep()
+            console.note(f"finished: {', '.join(findings.comparisons) or 'nothing yet'}; run it again to go on")
+            raise
+    for name, why in findings.failed.items():
+        console.note(f"{name} could not be measured: {why}")
+
+
+@contextmanager
+def _bar() -> Iterator[Any]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console.err, disable=not console.err.is_terminal) as progress:
+        tasks: dict[str, Any] = {}
+
+        def told(name: str, number: int, estimates: dict[EngineSettings, Estimate]) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=ROUNDS, now="")
+            best = min(estimates.values(), key=lambda found: found.ratio, default=None)
+            now = f"best so far {100 * (1 - best.ratio):+.1f} %" if best else ""
+            progress.update(tasks[name], completed=number, now=now)
+
+        yield told
+
+
+def _told_stage(name: str, findings: Findings) -> None:
+    """One finished stage as a table on standard error."""
+    found = findings.comparisons[name]
+    table = Table(title=Text(f"{name}: compared with {found.incumbent}"), title_justify="left", show_edge=False)
+    for heading in ("settings", "time", "99 % interval", "rounds", ""):
+        table.add_column(heading, overflow="fold")
+    for settings, estimate in sorted(found.estimates.items(), key=lambda pair: pair[1].ratio):
+        mark = "taken" if settings == found.winner else "no gain beyond noise" if not estimate.better else "beaten"
+        span = f"{estimate.low:.3f} to {estimate.high:.3f}"
+        table.add_row(settings.beside(found.incumbent), f"{estimate.ratio:.3f}", span, str(estimate.rounds), mark)
+    for settings, why in found.failures.items():
+        table.add_row(settings.beside(found.incumbent), "", "", "", why)
+    console.err.print(table)
+
+
+def _checks(
+    bench: Workbench, files: model_files.ModelFiles, findings: Findings, facts: Facts, *, gpu_layers: int
+) -> dict[str, Any]:
+    """What a change of settings does to the answers: the probe's verdict, and how far the logits move."""
+    if findings.gain is None:
+        return {}
+    with console.err.status("checking that answers stay exact"):
+        extra: dict[str, Any] = {
+            name: _probed(files.first, settings, facts, gpu_layers=gpu_layers)
+            for name, settings in (("exactness", findings.best), ("exactness_of_default", findings.default))
+        }
+        try:
+            moved: LogitDifference = bench.difference(findings.best, findings.default)
+            extra["difference_from_default"] = dataclasses.asdict(moved)
+        except MeasureError as error:
+            extra["difference_from_default"] = {"failed": str(error)}
+    return extra
+
+
+def _probed(path: Path, settings: EngineSettings, facts: Facts, *, gpu_layers: int) -> dict[str, Any]:
+    # Imported here: it loads the binding, and with it a build that this processor may not run.
+    from switchyard_runtime.engine import probe
+    from switchyard_runtime.engine.llama import ContextShape
+
+    known = {field.name for field in dataclasses.fields(ContextShape)}
+    asked = {name: value for name, value in dataclasses.asdict(settings).items() if name in known}
+    shape = ContextShape(sequence_tokens=probe.SEQUENCE_TOKENS, sequences=probe.SEQUENCES, **asked)
+    verdict = probe.run(path, shape, gpu_layers=gpu_layers, memory=facts.memory)
+    return {"exact": verdict.exact, "comparisons": verdict.comparisons, "note": verdict.note}
+
+
+def _notes(
+    files: model_files.ModelFiles, sha256: str, facts: Facts, found: cores.Cores, extra: dict[str, Any]
+) -> dict[str, str]:
+    notes = {
+        "model": f"{files.first.name}, {facts.description}, sha256 {sha256}",
+        "machine": f"{platform.machine()}, {found.physical} physical cores, {found.usable} usable",
+        "llama.cpp": facts.llama_cpp,
+    }
+    if "exactness" in extra:
+        moved = extra["difference_from_default"]
+        notes["exact"] = f"{'yes' if extra['exactness']['exact'] else 'no'}, by the start-up probe"
+        notes["largest difference of a logit from the default settings"] = (
+            f"{moved['largest']:.3g}, {moved['changed']} of {moved['prompts']} likeliest tokens changed"
+            if "largest" in moved
+            else f"not measured: {moved['failed']}"
+        )
+    return notes
+
+
+def _offer(findings: Findings, out: Path | None, *, notes: dict[str, str]) -> None:
+    """Write the profile, if there is a gain to speak of."""
+    gain = findings.gain
+    if gain is None:
+        console.note(f"nothing was faster than the server's own choice beyond noise ({findings.default}); no profile")
+        return
+    text = profile.profile(findings, notes=notes)
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        try:
+            storage.write_atomically(out, text)
+        except OSError as error:
+            raise CommandError(f"{out} cannot be written: {error.strerror or error}") from error
+        console.note(f"{out}: {profile.in_words(gain)}; use it with: switchyard serve --config {out}")
+
+
+def _keep(kept: Path, findings: Findings, key: dict[str, Any], extra: dict[str, Any]) -> None:
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        storage.write_atomically(kept, profile.to_json(findings, key=key, facts=extra))
+    except OSError as error:
+        raise CommandError(f"{kept} cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,86 @@
+"""What has to be built for an environment's endpoints, and where nothing says what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from switchyard.environment import Environment, load_environment, parse_environment
+from switchyard.exit_codes import CommandError
+from switchyard.releases.bases import base_for, load_bases
+from switchyard.releases.manifest import load_release
+from switchyard.releases.plan import image_project, model_project, plan_for
+from switchyard_constructs.hardware import Hardware
+
+CPU = {"kind": "decision", "hardware": "cpu", "instance_type": "ml.c7i.xlarge"}
+CHAT = {**CPU, "kind": "chat"}
+
+
+def environment(**changes: Any) -> Environment:
+    data = {
+        "region": "us-east-1",
+        "removal_policy": "destroy",
+        "builds": {"models": ["small", "large"], "images": ["cpu", "graviton"], "roles": {"decision": "small"}},
+        "endpoints": {"one": CPU},
+        **changes,
+    }
+    return parse_environment(data, name="test", source="test.toml")
+
+
+def test_what_the_endpoints_need_and_what_is_asked_for() -> None:
+    plan = plan_for(environment())
+    assert (plan.models, plan.images, plan.published) == ({"decision": "small"}, (Hardware.CPU,), ())
+    both = environment(endpoints={"one": CPU, "two": {**CHAT, "model": "talk"}})
+    plan = plan_for(both, models={"talk": "large"}, images=[Hardware.GRAVITON])
+    assert plan.models == {"decision": "small", "talk": "large"}
+    assert (plan.images, plan.published) == ((Hardware.CPU, Hardware.GRAVITON), (Hardware.CPU,))
+    assert plan_for(environment(), models={"decision": "large"}).models == {"decision": "large"}
+
+
+def test_the_only_model_is_the_one_of_every_role() -> None:
+    only = environment(builds={"models": ["small"], "images": ["cpu"]}, endpoints={"one": CPU, "two": CHAT})
+    assert plan_for(only).models == {"chat": "small", "decision": "small"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "sentence"),
+    [
+        ({"endpoints": {"one": CPU, "two": CHAT}}, {}, "nothing says which model the role 'chat' gets: small, large"),
+        ({}, {"models": {"decision": "huge"}}, "does not build the model 'huge' of the role 'decision'"),
+        ({}, {"images": [Hardware.CUDA]}, "builds no image for cuda; it builds for cpu, graviton"),
+        ({"endpoints": {}}, {}, "has no endpoints, so there is nothing to put into a release"),
+        (
+            {"builds": {"models": ["small"]}, "images": {"account": "111122223333", "repository": "ours"}},
+            {},
+            "builds no images: it pulls those of account 111122223333",
+        ),
+    ],
+)
+def test_refused(changes: dict[str, Any], asked: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        plan_for(environment(**changes), **asked)
+    assert sentence in refused.value.message
+    assert refused.value.hint
+
+
+def test_a_role_gets_a_model_that_is_built() -> None:
+    with pytest.raises(CommandError, match="role 'decision' has the model 'huge', which is not built here"):
+        environment(builds={"models": ["small"], "images": ["cpu"], "roles": {"decision": "huge"}})
+
+
+def test_ours_can_be_planned_where_images_are_built() -> None:
+    assert plan_for(load_environment("dev")).models == {"chat": "gemma-3-270m", "decision": "gemma-3-270m"}
+    assert set(plan_for(load_environment("staging")).images) == set(Hardware)
+
+
+def test_the_sample_has_the_bases_of_the_builds() -> None:
+    for hardware, base in load_bases().items():
+        assert load_release().image("chat", hardware) == base
+    with pytest.raises(CommandError, match="there is no base image for cuda; the file of base images has none"):
+        base_for({}, Hardware.CUDA)
+
+
+def test_names_of_outputs() -> None:
+    assert model_project("qwen3.5-4b") == "ModelProjectQwen354b"
+    assert image_project(Hardware.CPU) == "ImageProjectCpu"

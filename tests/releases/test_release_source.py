@@ -1,0 +1,85 @@
+"""Which commit a release is built from, and what is not committed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from switchyard.exit_codes import CommandError, ExitCode
+from switchyard.releases.local_builds import stage
+from switchyard.releases.source import changes, check_committed, input_files, read_source
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A repository with one commit of what is built, and a later one of something else."""
+    git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    for path in ("runtime/server.py", "images/cpu.Dockerfile", "README.md"):
+        write(tmp_path, path, path)
+    commit(tmp_path, "what is built")
+    write(tmp_path, "releases/1.json", "{}")
+    commit(tmp_path, "a release")
+    return tmp_path
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ("-c", "user.name=test", "-c", "user.email=test@example.com")
+    return subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def write(folder: Path, path: str, text: str) -> None:
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_text(text)
+
+
+def commit(folder: Path, message: str) -> None:
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", message)
+
+
+def test_the_commit_is_the_last_one_of_what_is_built(clone: Path) -> None:
+    """So a release that is committed is not out of date by that."""
+    source = read_source(clone)
+    assert source.commit == git(clone, "rev-parse", "HEAD~1").strip()
+    assert not source.dirty
+    check_committed(source, clone)
+    write(clone, "runtime/server.py", "changed")
+    commit(clone, "the server")
+    assert read_source(clone).commit == git(clone, "rev-parse", "HEAD").strip()
+
+
+@pytest.mark.parametrize("path", ["runtime/server.py", "images/new.Dockerfile"])
+def test_what_is_not_committed_is_named_and_refused(clone: Path, path: str) -> None:
+    write(clone, path, "changed")
+    write(clone, "docs/note.md", "of no matter")
+    assert changes(clone) == [path]
+    source = read_source(clone)
+    assert source.dirty
+    with pytest.raises(CommandError, match=f"changes that no commit has:\n- {path}$") as refused:
+        check_committed(source, clone)
+    assert refused.value.code is ExitCode.USAGE
+    assert "--allow-dirty" in (refused.value.hint or "")
+
+
+def test_a_build_here_gets_what_git_knows_as_it_lies_there(
+    clone: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    write(clone, ".gitignore", "*.log\n")
+    write(clone, "runtime/server.py", "changed")
+    write(clone, "runtime/run.log", "ignored")
+    (clone / "README.md").unlink()
+    target = tmp_path_factory.mktemp("source")
+    stage(clone, target)
+    assert input_files(clone) == ["images/cpu.Dockerfile", "runtime/server.py"]
+    assert sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()) == input_files(clone)
+    assert (target / "runtime" / "server.py").read_text() == "changed"
+
+
+def test_what_is_no_clone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="git cannot say from which commit this is built"):
+        read_source(tmp_path)
+    git(tmp_path, "init", "--quiet")
+    with pytest.raises(CommandError, match=r"git cannot say|no commit in"):
+        read_source(tmp_path)
