@@ -20,7 +20,7 @@ from switchyard import console
 from switchyard.benchmarking import profile
 from switchyard.benchmarking.comparison import Estimate, MeasureError
 from switchyard.benchmarking.tuning import CONFIRMATION, ROUNDS, Findings, default_settings, stages, tune
-from switchyard.benchmarking.workload import EngineSettings, Facts, LogitDifference, Workbench
+from switchyard.benchmarking.workload import EngineSettings, Facts, Workbench
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.models import storage
 from switchyard_runtime.engine import cores, model_files
@@ -76,11 +76,11 @@ def tune_command(
         if q8_cache and not _knows_cache_type():
             console.note("this server has no setting for the number format of the cells; it is not tried")
         _search(bench, findings, plan, minutes=minutes, keep=lambda: _keep(kept, findings, key, {}))
-        extra = _checks(bench, files, findings, facts, gpu_layers=gpu_layers)
+        extra = _checks(bench, findings)
     _keep(kept, findings, key, extra)
     console.note(f"all figures: {kept}")
-    if extra and extra["exactness_of_default"]["exact"] and not extra["exactness"]["exact"]:
-        console.note(f"{findings.best} is faster, but the probe says that its answers are not exact; no profile")
+    if extra and not extra["exact"] and (extra["default_exact"] or "exact_note" in extra):
+        console.note(f"{findings.best} is faster, but it was not shown that its answers are exact; no profile")
         return
     _offer(findings, out, notes=_notes(files, sha256, facts, found, extra))
 
@@ -180,35 +180,22 @@ def _told_stage(name: str, findings: Findings) -> None:
     console.err.print(table)
 
 
-def _checks(
-    bench: Workbench, files: model_files.ModelFiles, findings: Findings, facts: Facts, *, gpu_layers: int
-) -> dict[str, Any]:
-    """What a change of settings does to the answers: the probe's verdict, and how far the logits move."""
+def _checks(bench: Workbench, findings: Findings) -> dict[str, Any]:
+    """What a change of settings does to the answers: whether they stay exact, and how far the logits move."""
     if findings.gain is None:
         return {}
+    extra: dict[str, Any] = {}
     with console.err.status("checking that answers stay exact"):
-        extra: dict[str, Any] = {
-            name: _probed(files.first, settings, facts, gpu_layers=gpu_layers)
-            for name, settings in (("exactness", findings.best), ("exactness_of_default", findings.default))
-        }
+        for name, settings in (("exact", findings.best), ("default_exact", findings.default)):
+            try:
+                extra[name] = bench.exact(settings)
+            except MeasureError as error:
+                extra |= {name: False, f"{name}_note": str(error)}
         try:
-            moved: LogitDifference = bench.difference(findings.best, findings.default)
-            extra["difference_from_default"] = dataclasses.asdict(moved)
+            extra["difference_from_default"] = dataclasses.asdict(bench.difference(findings.best, findings.default))
         except MeasureError as error:
             extra["difference_from_default"] = {"failed": str(error)}
     return extra
-
-
-def _probed(path: Path, settings: EngineSettings, facts: Facts, *, gpu_layers: int) -> dict[str, Any]:
-    # Imported here: it loads the binding, and with it a build that this processor may not run.
-    from switchyard_runtime.engine import probe
-    from switchyard_runtime.engine.llama import ContextShape
-
-    known = {field.name for field in dataclasses.fields(ContextShape)}
-    asked = {name: value for name, value in dataclasses.asdict(settings).items() if name in known}
-    shape = ContextShape(sequence_tokens=probe.SEQUENCE_TOKENS, sequences=probe.SEQUENCES, **asked)
-    verdict = probe.run(path, shape, gpu_layers=gpu_layers, memory=facts.memory)
-    return {"exact": verdict.exact, "comparisons": verdict.comparisons, "note": verdict.note}
 
 
 def _notes(
@@ -219,9 +206,9 @@ def _notes(
         "machine": f"{platform.machine()}, {found.physical} physical cores, {found.usable} usable",
         "llama.cpp": facts.llama_cpp,
     }
-    if "exactness" in extra:
+    if extra:
         moved = extra["difference_from_default"]
-        notes["exact"] = f"{'yes' if extra['exactness']['exact'] else 'no'}, by the start-up probe"
+        notes["exact"] = "yes, to the bit" if extra["exact"] else "no, like the default settings"
         notes["largest difference of a logit from the default settings"] = (
             f"{moved['largest']:.3g}, {moved['changed']} of {moved['prompts']} likeliest tokens changed"
             if "largest" in moved
