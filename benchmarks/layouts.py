@@ -19,6 +19,7 @@ import io
 import json
 import math
 import os
+import signal
 import sys
 import tempfile
 import zipfile
@@ -434,7 +435,13 @@ def kept_rows(path: Path | None, cases: Iterable[Case], *, model_sha256: str) ->
 
 
 def run(
-    client: httpx.Client, cases: Sequence[Case], layouts: Sequence[str], *, answers: Path | None, model_sha256: str
+    client: httpx.Client,
+    cases: Sequence[Case],
+    layouts: Sequence[str],
+    *,
+    answers: Path | None,
+    model_sha256: str,
+    count_tokens: bool = True,
 ) -> tuple[list[Row], dict[str, dict[str, float]]]:
     """Every layout's answer to every case, and its tokens per decision.
 
@@ -456,7 +463,8 @@ def run(
                 if answers is not None:
                     with answers.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(asdict(row)) + "\n")
-            tokens[layout] = tokens_per_decision(client, cases, layout)
+            if count_tokens:
+                tokens[layout] = tokens_per_decision(client, cases, layout)
     versions = {layout: {row.prompt_version for row in rows if row.layout == layout} for layout in layouts}
     if any(len(found) != 1 for found in versions.values()):
         raise SystemExit(f"answers with different prompts are mixed: {versions}; start with a new --answers file")
@@ -472,10 +480,13 @@ def main() -> int:
     parser.add_argument("--layouts", default=",".join(LAYOUTS), help="separated by commas; 'default' sends none")
     parser.add_argument("--part", choices=("all", "selection", "held-out"), default="all")
     parser.add_argument("--states", type=int, default=0, help="only N states, taken evenly from the part; 0 for all")
+    parser.add_argument("--no-tokens", action="store_true", help="leave out the token counts, which cost a third more")
     parser.add_argument("--answers", type=Path, help="keep every answer here, and go on from it")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--markdown", type=Path, help="write the tables here")
     given = parser.parse_args()
+    # SIGTERM ends it like Ctrl-C does, so that no server is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     layouts = given.layouts.split(",")
     cases = part_of(read_cases(packaged_cases()), given.part)
     if given.states:
@@ -486,7 +497,14 @@ def main() -> int:
     arguments = ["--model", str(given.model), "--port", str(port), "--log-level", "warning", "--deadline-s", "3600"]
     with running_server(arguments, url=url, log=log), httpx.Client(base_url=url, timeout=3600) as client:
         identity = client.get("/v1/identity").raise_for_status().json()
-        rows, tokens = run(client, cases, layouts, answers=given.answers, model_sha256=identity["model"]["sha256"])
+        rows, tokens = run(
+            client,
+            cases,
+            layouts,
+            answers=given.answers,
+            model_sha256=identity["model"]["sha256"],
+            count_tokens=not given.no_tokens,
+        )
     summaries, differences = evaluate(rows, layouts)
     tables = markdown(given.model.name, summaries, differences, tokens)
     sys.stdout.write(tables)
