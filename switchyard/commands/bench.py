@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 import sys
 import time
@@ -27,6 +28,9 @@ from switchyard_runtime.engine import cores, model_files
 from switchyard_runtime.settings import Settings
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+
+BUSY_SHARE = 0.25
+"""Load per core above which a machine counts as busy."""
 
 
 @app.callback()
@@ -65,6 +69,7 @@ def tune_command(
     if out is not None and not out.parent.is_dir():
         raise CommandError(f"the folder of {out} does not exist", code=ExitCode.USAGE)
     found = cores.find()
+    _warn_if_busy(found)
     with Workbench(path, gpu_layers=gpu_layers) as bench:
         with console.err.status(f"loading {files.first.name}"):
             facts = _facts(bench)
@@ -93,6 +98,16 @@ def _model(model: str) -> tuple[Path, model_files.ModelFiles, str]:
             return files.first, files, model_files.sha256(files)
     except model_files.ModelFileError as error:
         raise CommandError(str(error), code=ExitCode.MODEL) from error
+
+
+def _warn_if_busy(found: cores.Cores) -> None:
+    """A busy machine has other best settings than a quiet one."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > BUSY_SHARE * found.physical:
+        console.note(
+            f"other work is running here (load {load:.1f} on {found.physical} cores); "
+            "what is measured now is this busy machine, and it takes longer"
+        )
 
 
 def _facts(bench: Workbench) -> Facts:
