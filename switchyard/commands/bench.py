@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import platform
 import sys
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from switchyard import console
 from switchyard.benchmarking import profile
-from switchyard.benchmarking.comparison import Estimate, MeasureError
+from switchyard.benchmarking.comparison import Comparison, Estimate, MeasureError
 from switchyard.benchmarking.tuning import CONFIRMATION, ROUNDS, Findings, default_settings, stages, tune
 from switchyard.benchmarking.workload import EngineSettings, Facts, Workbench
 from switchyard.exit_codes import CommandError, ExitCode
@@ -187,12 +188,26 @@ def _told_stage(name: str, findings: Findings) -> None:
     for heading in ("settings", "time", "99 % interval", "rounds", ""):
         table.add_column(heading, overflow="fold")
     for settings, estimate in sorted(found.estimates.items(), key=lambda pair: pair[1].ratio):
-        mark = "taken" if settings == found.winner else "no gain beyond noise" if not estimate.better else "beaten"
-        span = f"{estimate.low:.3f} to {estimate.high:.3f}"
-        table.add_row(settings.beside(found.incumbent), f"{estimate.ratio:.3f}", span, str(estimate.rounds), mark)
+        span = f"{estimate.low:.3f} to {estimate.high:.3f}" if math.isfinite(estimate.low) else "too few rounds"
+        table.add_row(
+            settings.beside(found.incumbent),
+            f"{estimate.ratio:.3f}",
+            span,
+            str(estimate.rounds),
+            _mark(settings, found),
+        )
     for settings, why in found.failures.items():
         table.add_row(settings.beside(found.incumbent), "", "", "", why)
     console.err.print(table)
+
+
+def _mark(settings: EngineSettings, found: Comparison[EngineSettings]) -> str:
+    if settings == found.winner:
+        return "taken"
+    estimate = found.estimates[settings]
+    if estimate.better:
+        return "beaten"
+    return "slower" if estimate.low > 1 else "no gain beyond noise"
 
 
 def _checks(bench: Workbench, findings: Findings) -> dict[str, Any]:
