@@ -82,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.do == "fetch":
             return _fetch(given)
         if given.do == "report":
+            if given.page:
+                report.insert(given.page, report.load(given.out))
             return _verdicts(given.out, report.load(given.out))
         return asyncio.run(_run(given))
     except CommandError as error:
@@ -102,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     again = commands.add_parser("report", help="judge and draw what is there")
     for command in (run, again):
         command.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder of the results")
+    again.add_argument("--page", type=Path, help="also write the tables between the marks of this Markdown page")
     for command in (run, fetch):
         command.add_argument("--threads", type=int, default=cores.usable(), help="for every peer's llama.cpp")
         command.add_argument("--model", type=Path, help="a GGUF file (default: the benchmark's model, fetched)")

@@ -372,6 +372,7 @@ async def beside_chats(
         "unloaded": summary(unloaded, elapsed_s=_span(unloaded), tokens=None, watch=watch),
         "loaded": summary(loaded, elapsed_s=_span(loaded), tokens=None, watch=watch),
         "p95_loaded_over_unloaded": _over(slow.p95, fast.p95),
+        "p95_interval": asdict(figures.percentile_ratio(_seconds(loaded), _seconds(unloaded), 95)),
         "chats_alone": [before.report(), after.report()],
         "chats_beside": beside.report(),
         "chats_beside_over_alone": _over(beside.rate, alone),
