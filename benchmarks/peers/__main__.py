@@ -51,6 +51,7 @@ class Amounts:
     exact_decisions: int = 1000
     exact_peers_decisions: int = 200
     exact_clients: int = 8
+    exact_limit: float = 1800.0
     soak: float = 1800.0
     soak_sample: float = 5.0
 
@@ -68,6 +69,7 @@ QUICK = Amounts(
     exact_decisions=8,
     exact_peers_decisions=4,
     exact_clients=4,
+    exact_limit=120.0,
     soak=20.0,
     soak_sample=0.5,
 )
@@ -331,6 +333,7 @@ class Run:
                 clients=1 if peer.kind == WALKTHROUGH else self._amounts.exact_clients,
                 patience=self._patience,
                 first=start,
+                limit_s=self._amounts.exact_limit,
             )
         self._keep("exact", {"peers": peers})
 
