@@ -393,7 +393,7 @@ def _decided(body: str, request: Mapping[str, Any]) -> bool:
     wanted = [option["id"] for option in request["decision"]["options"]]
     try:
         result = json.loads(body)["result"]
-        return result["option_ids"] == wanted and abs(sum(result["probabilities"]) - 1) < 1e-6
+        return bool(result["option_ids"] == wanted and abs(sum(result["probabilities"]) - 1) < 1e-6)
     except (KeyError, TypeError, ValueError):
         return False
 
