@@ -9,6 +9,7 @@ questions on one state are not independent, confidence intervals resample whole 
         [--answers FILE.jsonl] [--json FILE] [--markdown FILE]
 
 ``--answers`` keeps every answer as it comes; run again with the same file, an interrupted run goes on where it stopped.
+Ctrl-C reports on what was answered until then.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import io
 import json
 import math
 import os
+import signal
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -266,19 +268,10 @@ def tokens_per_decision(client: httpx.Client, cases: Sequence[Case], layout: str
     return {"new_states": float(np.mean(new_states)), "many_questions": float(np.mean(many))}
 
 
-def answers_of(
-    client: httpx.Client, cases: Sequence[Case], layout: str, *, done: set[tuple[str, str]], step: Callable[[int], None]
-) -> Iterator[Row]:
-    """Every answer of one layout that is not ``done``, in the order that costs it the fewest tokens.
-
-    An answer does not depend on the order or on the company, so any order gives the same.
-    """
-    requests = one_state_at_a_time(cases) if layout == "state-first" else one_question_at_a_time(cases)
-    for request in requests:
-        wanted = [case for case in request if (case.state_id, case.question_id) not in done]
-        if wanted:
-            yield from (row for row, _ in ask(client, wanted, layout))
-        step(len(request))
+def mixed(requests: Sequence[list[Case]]) -> list[list[Case]]:
+    """The same requests, in an order of which every beginning is spread evenly over all of them."""
+    golden = (5**0.5 - 1) / 2
+    return [request for _, request in sorted(enumerate(requests), key=lambda pair: (pair[0] * golden) % 1)]
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -433,8 +426,28 @@ def kept_rows(path: Path | None, cases: Iterable[Case], *, model_sha256: str) ->
     return rows
 
 
+def _kept(rows: list[Row], answers: Path | None) -> list[Row]:
+    if answers is not None:
+        with answers.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+    return rows
+
+
+def answered_by_all(rows: Sequence[Row], layouts: Sequence[str]) -> list[Row]:
+    """The rows of questions that every layout answered."""
+    keys = [{(row.state_id, row.question_id) for row in rows if row.layout == layout} for layout in layouts]
+    common = set.intersection(*keys)
+    return [row for row in rows if (row.state_id, row.question_id) in common]
+
+
 def run(
-    client: httpx.Client, cases: Sequence[Case], layouts: Sequence[str], *, answers: Path | None, model_sha256: str
+    client: httpx.Client,
+    cases: Sequence[Case],
+    layouts: Sequence[str],
+    *,
+    answers: Path | None,
+    model_sha256: str,
+    count_tokens: bool = True,
 ) -> tuple[list[Row], dict[str, dict[str, float]]]:
     """Every layout's answer to every case, and its tokens per decision.
 
@@ -442,21 +455,25 @@ def run(
         SystemExit: Two layouts used one prompt (the server does not know the field), or one layout used two.
     """
     rows = [row for row in kept_rows(answers, cases, model_sha256=model_sha256) if row.layout in layouts]
+    done = {(row.layout, row.state_id, row.question_id) for row in rows}
     tokens = {}
     with Progress(console=console.err) as progress:
-        for layout in layouts:
-            task = progress.add_task(layout, total=len(cases))
-            done = {(row.state_id, row.question_id) for row in rows if row.layout == layout}
-
-            def step(count: int, task: Any = task) -> None:
-                progress.advance(task, count)
-
-            for row in answers_of(client, cases, layout, done=done, step=step):
-                rows.append(row)
-                if answers is not None:
-                    with answers.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(asdict(row)) + "\n")
-            tokens[layout] = tokens_per_decision(client, cases, layout)
+        task = progress.add_task("answers", total=len(cases) * len(layouts))
+        try:
+            # All layouts of a state before the next state, so that a run that is cut short compares equals.
+            for request in mixed(one_state_at_a_time(cases)):
+                for layout in layouts:
+                    wanted = [case for case in request if (layout, case.state_id, case.question_id) not in done]
+                    if wanted:
+                        rows += _kept([row for row, _ in ask(client, wanted, layout)], answers)
+                    progress.advance(task, len(request))
+            if count_tokens:
+                tokens = {layout: tokens_per_decision(client, cases, layout) for layout in layouts}
+        except KeyboardInterrupt:
+            console.note("interrupted; these figures are of the states that were answered in every layout")
+    rows = answered_by_all(rows, layouts)
+    if not rows:
+        raise SystemExit("no state was answered in every layout")
     versions = {layout: {row.prompt_version for row in rows if row.layout == layout} for layout in layouts}
     if any(len(found) != 1 for found in versions.values()):
         raise SystemExit(f"answers with different prompts are mixed: {versions}; start with a new --answers file")
@@ -472,10 +489,13 @@ def main() -> int:
     parser.add_argument("--layouts", default=",".join(LAYOUTS), help="separated by commas; 'default' sends none")
     parser.add_argument("--part", choices=("all", "selection", "held-out"), default="all")
     parser.add_argument("--states", type=int, default=0, help="only N states, taken evenly from the part; 0 for all")
+    parser.add_argument("--no-tokens", action="store_true", help="leave out the token counts, which cost a third more")
     parser.add_argument("--answers", type=Path, help="keep every answer here, and go on from it")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--markdown", type=Path, help="write the tables here")
     given = parser.parse_args()
+    # SIGTERM ends it like Ctrl-C does, so that no server is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     layouts = given.layouts.split(",")
     cases = part_of(read_cases(packaged_cases()), given.part)
     if given.states:
@@ -486,7 +506,14 @@ def main() -> int:
     arguments = ["--model", str(given.model), "--port", str(port), "--log-level", "warning", "--deadline-s", "3600"]
     with running_server(arguments, url=url, log=log), httpx.Client(base_url=url, timeout=3600) as client:
         identity = client.get("/v1/identity").raise_for_status().json()
-        rows, tokens = run(client, cases, layouts, answers=given.answers, model_sha256=identity["model"]["sha256"])
+        rows, tokens = run(
+            client,
+            cases,
+            layouts,
+            answers=given.answers,
+            model_sha256=identity["model"]["sha256"],
+            count_tokens=not given.no_tokens,
+        )
     summaries, differences = evaluate(rows, layouts)
     tables = markdown(given.model.name, summaries, differences, tokens)
     sys.stdout.write(tables)

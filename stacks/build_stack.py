@@ -75,14 +75,17 @@ class BuildStack(EnvironmentStack):
         if self.repository is not None:
             for name in environment.builds.images:
                 hardware = Hardware(name)
-                base = base_for(bases, hardware).published(
+                published = base_for(bases, hardware)
+                base = published.published(
                     account=environment.images.chat_account, repository=environment.images.chat_repository
                 )
                 image = ImageBuild(
                     self,
                     f"Image-{name}",
                     repository=self.repository.repository,
+                    artifacts=artifacts,
                     base=base,
+                    llama_cpp=published.llama_cpp,
                     source=source,
                     buildspec=BUILDSPECS / "image.buildspec.yml",
                     dockerfile=f"images/{'cuda' if hardware is Hardware.CUDA else 'cpu'}.Dockerfile",

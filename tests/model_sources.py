@@ -8,7 +8,6 @@ import json
 import re
 import tempfile
 import threading
-import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -44,8 +43,9 @@ class FakeServer:
     """Headers of the redirect that are to be others."""
     chunked: bool = False
     """Whether no length is told."""
-    pause_s: float = 0.0
-    """Pause after each 16 KiB, for tests that interrupt."""
+    hold_at: int | None = None
+    """Offset in every file at which the server falls silent until ``released``, for tests that interrupt."""
+    released: threading.Event = field(default_factory=threading.Event)
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
 
     def ranges_asked(self) -> list[str]:
@@ -58,12 +58,14 @@ def web() -> Iterator[FakeServer]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        start = 0
 
         def log_message(self, *_args: object) -> None:
             pass
 
         def do_GET(self) -> None:
             state.requests.append((self.path, dict(self.headers)))
+            self.start = 0
             if self.path.startswith("/simple/"):
                 self.index(self.path.removeprefix("/simple/").strip("/"))
             elif self.path in state.files and state.redirects and "/resolve/" in self.path:
@@ -87,10 +89,12 @@ def web() -> Iterator[FakeServer]:
                 return
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            if state.pause_s and status < 300:
-                for start in range(0, len(body), 1 << 14):
-                    self.wfile.write(body[start : start + (1 << 14)])
-                    time.sleep(state.pause_s)
+            if state.hold_at is not None and status < 300:
+                told = max(0, state.hold_at - self.start)
+                self.wfile.write(body[:told])
+                self.wfile.flush()
+                if told >= len(body) or state.released.wait():
+                    self.wfile.write(body[told:])
                 return
             cut = state.cut_after.pop(0) if state.cut_after and not self.path.startswith("/simple/") else None
             self.wfile.write(body[:cut])
@@ -136,6 +140,7 @@ def web() -> Iterator[FakeServer]:
             else:
                 end = min(int(wanted[2]) + 1, len(data)) if wanted[2] else len(data)
                 span = f"bytes {start}-{end - 1}/{len(data)}"
+                self.start = start
                 self.answer(206, data[start:end], Content_Range=span, **tag)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -144,6 +149,7 @@ def web() -> Iterator[FakeServer]:
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     yield state
+    state.released.set()
     server.shutdown()
     server.server_close()
     thread.join()

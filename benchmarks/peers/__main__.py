@@ -51,6 +51,7 @@ class Amounts:
     exact_decisions: int = 1000
     exact_peers_decisions: int = 200
     exact_clients: int = 8
+    exact_limit: float = 1800.0
     soak: float = 1800.0
     soak_sample: float = 5.0
 
@@ -68,6 +69,7 @@ QUICK = Amounts(
     exact_decisions=8,
     exact_peers_decisions=4,
     exact_clients=4,
+    exact_limit=120.0,
     soak=20.0,
     soak_sample=0.5,
 )
@@ -82,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.do == "fetch":
             return _fetch(given)
         if given.do == "report":
+            if given.page:
+                report.insert(given.page, report.load(given.out))
             return _verdicts(given.out, report.load(given.out))
         return asyncio.run(_run(given))
     except CommandError as error:
@@ -102,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     again = commands.add_parser("report", help="judge and draw what is there")
     for command in (run, again):
         command.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder of the results")
+    again.add_argument("--page", type=Path, help="also write the tables between the marks of this Markdown page")
     for command in (run, fetch):
         command.add_argument("--threads", type=int, default=cores.usable(), help="for every peer's llama.cpp")
         command.add_argument("--model", type=Path, help="a GGUF file (default: the benchmark's model, fetched)")
@@ -328,6 +333,7 @@ class Run:
                 clients=1 if peer.kind == WALKTHROUGH else self._amounts.exact_clients,
                 patience=self._patience,
                 first=start,
+                limit_s=self._amounts.exact_limit,
             )
         self._keep("exact", {"peers": peers})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -68,18 +69,21 @@ def evenly(records: list[Record], limit: int | None) -> list[Record]:
 
 
 async def exactness(
-    peer: Peer, plan: Plan, log: Log, *, decisions: int, clients: int, patience: Patience, first: int
+    peer: Peer, plan: Plan, log: Log, *, decisions: int, clients: int, patience: Patience, first: int, limit_s: float
 ) -> dict[str, Any]:
-    """At least ``decisions`` decisions of mixed requests from concurrent clients, beside chats; then each one alone."""
+    """At least ``decisions`` decisions of mixed requests from concurrent clients, beside chats; then each one alone.
+
+    After ``limit_s`` seconds of load no more are asked: some peers let decisions wait until every chat is over.
+    """
     cell = "exact"
     with running(peer, plan) as loaded:
         async with connected(loaded) as client:
             numbers = itertools.count(first)
-            cases, done = mixture(numbers), 0
+            cases, done, started = mixture(numbers), 0, time.monotonic()
 
             async def one() -> None:
                 nonlocal done
-                while done < decisions:
+                while done < decisions and time.monotonic() - started < limit_s:
                     record = log.add(await ask(client, peer, next(cases), cell=cell, patience=patience))
                     done += len(record.answers)
                     if not record.answers:
@@ -97,6 +101,7 @@ async def exactness(
     await compare_with_alone(peer, plan, records, limit=None, patience=patience)
     return {
         "decisions": sum(len(record.answers) for record in records),
+        "latency_s": asdict(figures.latency([r.seconds for r in records if r.outcome == ANSWERED])),
         "clients": clients,
         "beside_chats": peer.chats,
         "tally": asdict(tally(records)),

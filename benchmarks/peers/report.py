@@ -35,6 +35,21 @@ def write(folder: Path, results: Results) -> list[Verdict]:
     return verdicts
 
 
+def insert(page: Path, results: Results) -> None:
+    """Put the report between the two marks of a page of the documentation.
+
+    Raises:
+        ValueError: The page does not have both marks, once each.
+    """
+    begin, end = "<!-- results: begin -->", "<!-- results: end -->"
+    text = page.read_text(encoding="utf-8")
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"{page} needs the marks {begin} and {end}, once each")
+    body = markdown(results, judge(results["cells"])).partition("\n")[2].replace("\n## ", "\n### ").strip()
+    before, after = text.split(begin)[0], text.split(end)[1]
+    _atomically(page, f"{before}{begin}\n\n{body}\n\n{end}{after}".encode())
+
+
 def _atomically(path: Path, content: bytes) -> None:
     unfinished = path.with_name(path.name + ".part")
     unfinished.write_bytes(content)

@@ -120,7 +120,11 @@ def _e(cells: Cells) -> list[Verdict]:
         theirs = _at(cells, cell, "peers", LLAMA, "p95_loaded_over_unloaded")
         note = f"llama-server's: {theirs:.2f}" if theirs is not None else ""
         slower = _at(cells, cell, "peers", OURS, "p95_loaded_over_unloaded")
-        verdicts.append(_bound(f"{cell}: decisions' p95 beside chats over unloaded", slower, 3, note=note))
+        spread = _at(cells, cell, "peers", OURS, "p95_interval")
+        interval = (spread["low"], spread["high"]) if spread else None
+        verdicts.append(
+            _bound(f"{cell}: decisions' p95 beside chats over unloaded", slower, 3, interval=interval, note=note)
+        )
         theirs = _at(cells, cell, "peers", LLAMA, "chats_beside_over_alone")
         note = f"llama-server's: {theirs:.2f}" if theirs is not None else ""
         rate = _at(cells, cell, "peers", OURS, "chats_beside_over_alone")

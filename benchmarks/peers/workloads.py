@@ -24,6 +24,7 @@ from benchmarks.peers.servers import LLAMA, OURS, Floor, Running
 WARM_UPS = 3
 # Idle threads of llama.cpp spin for a moment after a decode; the next peer must not meet them.
 PAUSE_S = 0.05
+REST_S = 1.0
 CHAT_TOKENS = 128
 WORDS_PER_TOKEN = 0.86
 SERVICE_S = 55.0
@@ -257,7 +258,7 @@ async def concurrent(bench: Bench, workload: str, *, clients: int, seconds: floa
                 known = None not in (before, after, so_far)
                 tokens[name] = (so_far or 0) + (after or 0) - (before or 0) if known else None
                 bench.say(f"{cell}, round {turn + 1} of {rounds}: {name} done")
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(REST_S)
     result: dict[str, Any] = {}
     for running in bench.peers:
         name = running.name
@@ -371,6 +372,7 @@ async def beside_chats(
         "unloaded": summary(unloaded, elapsed_s=_span(unloaded), tokens=None, watch=watch),
         "loaded": summary(loaded, elapsed_s=_span(loaded), tokens=None, watch=watch),
         "p95_loaded_over_unloaded": _over(slow.p95, fast.p95),
+        "p95_interval": asdict(figures.percentile_ratio(_seconds(loaded), _seconds(unloaded), 95)),
         "chats_alone": [before.report(), after.report()],
         "chats_beside": beside.report(),
         "chats_beside_over_alone": _over(beside.rate, alone),
@@ -487,14 +489,17 @@ async def chat(client: httpx.AsyncClient, prompt: str, done: Chats) -> None:
 # F: bursts.
 
 
-async def bursts(bench: Bench, running: Running, *, over: float, numbers: Iterator[int]) -> dict[str, Any]:
-    """Two bursts beyond capacity, the second half as large and ten seconds later, from clients that retry.
+async def bursts(
+    bench: Bench, running: Running, *, over: float, numbers: Iterator[int], later_s: float = 10.0
+) -> dict[str, Any]:
+    """Two bursts beyond capacity, the second half as large and ``later_s`` after the first, from clients that retry.
 
     Args:
         bench: Where records go.
         running: The peer.
         over: The first burst, as a multiple of what the peer can answer within ``SERVICE_S``.
         numbers: Of the requests.
+        later_s: Seconds between the bursts.
     """
     async with connected(running) as client, machine.watching(running.pid) as watch:
         await warm(bench, running, client, "A")
@@ -509,7 +514,7 @@ async def bursts(bench: Bench, running: Running, *, over: float, numbers: Iterat
 
         async with asyncio.TaskGroup() as group:
             for index in range(size + size // 2):
-                group.create_task(one(0.0 if index < size else 10.0, routing(next(numbers))))
+                group.create_task(one(0.0 if index < size else later_s, routing(next(numbers))))
         elapsed, after = time.monotonic() - started, await evaluated_tokens(running, client)
     tokens = None if before is None or after is None else after - before
     figures_of_peer = summary(bench.log.of("F", running.name), elapsed_s=elapsed, tokens=tokens, watch=watch)

@@ -10,6 +10,7 @@ from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as logs
+from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_s3_assets as s3_assets
 from aws_cdk import region_info
 from constructs import Construct
@@ -28,30 +29,41 @@ PUSH_ACTIONS = (
 )
 """What a principal needs on a repository, beside pulling, to push to it."""
 
+INSPECT_ACTIONS = ("ecr:DescribeImageScanFindings", "ecr:DescribeRepositories")
+"""What the build asks of a repository: whether its tags can be moved, and what its scan found."""
+
+PREFIX = "images/"
+"""What the key of every list begins with; the image's digest follows."""
+
 
 class ImageBuild(Construct):
     """Build an image with Docker and push it, under a tag that is a hash of what it is made of.
 
     Tags of the repository cannot be moved, so the same source, Dockerfile and base give the same tag, and a second
-    build of them pushes nothing and exports the digest of the first.
+    build of them pushes nothing and exports what the first one did.
 
-    The role pulls the base, pushes to the repository, and nothing else. The build exports ``IMAGE_DIGEST``, which a
-    release manifest records, and ``IMAGE_URI``.
+    The role pulls the base, pushes to the repository, reads what its scan found, writes the list of what is in an image
+    below ``images/`` of the bucket, and nothing else. It cannot overwrite or delete there. The build exports
+    ``IMAGE_DIGEST`` and what else a release manifest records.
 
     Example:
         >>> from pathlib import Path
         >>> import aws_cdk as cdk
         >>> from aws_cdk import aws_s3_assets as s3_assets
+        >>> from switchyard_constructs.artifact_store import ArtifactStore
         >>> from switchyard_constructs.image_build import ImageBuild
         >>> from switchyard_constructs.image_repository import ImageRepository
         >>> from switchyard_constructs.images import ImageReference
         >>> stack = cdk.Stack(cdk.App(), "Build")
         >>> images = ImageRepository(stack, "Decision", removal_policy=cdk.RemovalPolicy.DESTROY)
+        >>> store = ArtifactStore(stack, "Store", removal_policy=cdk.RemovalPolicy.DESTROY)
         >>> build = ImageBuild(
         ...     stack,
         ...     "Cpu",
         ...     repository=images.repository,
+        ...     artifacts=store.bucket,
         ...     base=ImageReference.dlc(digest="sha256:" + "0" * 64),
+        ...     llama_cpp="b10433",
         ...     source=s3_assets.Asset(stack, "Source", path="runtime"),
         ...     buildspec=Path("images/image.buildspec.yml"),
         ...     dockerfile="images/cpu.Dockerfile",
@@ -72,7 +84,9 @@ class ImageBuild(Construct):
         id: str,
         *,
         repository: ecr.IRepository,
+        artifacts: s3.IBucket,
         base: ImageReference,
+        llama_cpp: str,
         source: s3_assets.Asset,
         buildspec: Path,
         dockerfile: str,
@@ -87,9 +101,11 @@ class ImageBuild(Construct):
         Args:
             scope: The parent.
             id: The identifier in the parent.
-            repository: The repository to push to.
+            repository: The repository to push to; its tags have to be immutable, and it has to scan what is pushed.
+            artifacts: The bucket for the list of what is in an image. If it has a KMS key, the role may use it.
             base: The image that the Dockerfile starts from (its ``BASE_IMAGE`` argument); the build runs on a machine
                 of its architecture.
+            llama_cpp: The build of llama.cpp in the base, such as ``b10433``. The build fails if the base has another.
             source: The files that the build needs: the Dockerfile and all that it copies.
             buildspec: The build specification; its text becomes part of the project.
             dockerfile: The Dockerfile, relative to the source.
@@ -105,7 +121,7 @@ class ImageBuild(Construct):
         super().__init__(scope, id)
         if not dockerfile or dockerfile.startswith("/") or ".." in Path(dockerfile).parts:
             raise Refused(f"dockerfile {dockerfile!r} is not inside the source; write its path from the source's root")
-        made_of = f"{source.asset_hash}\n{dockerfile}\n{base.repository}\n{base.digest}"
+        made_of = f"{source.asset_hash}\n{dockerfile}\n{base.repository}\n{base.digest}\n{llama_cpp}"
         self.tag = f"{Path(dockerfile).stem.lower()}-{hashlib.sha256(made_of.encode()).hexdigest()[:32]}"
         stack = cdk.Stack.of(self)
         base_account, base_region = _registry(stack, base)
@@ -125,6 +141,9 @@ class ImageBuild(Construct):
                 "BASE_REGISTRY": base_registry,
                 "BASE_REGION": base_region,
                 "BASE_IMAGE": f"{base_registry}/{base.repository}@{base.digest}",
+                "LLAMA_CPP_BUILD": llama_cpp,
+                "SOURCE_REVISION": source.asset_hash,
+                "ARTIFACT_BUCKET": artifacts.bucket_name,
             },
             docker=True,
             project_name=project_name,
@@ -167,10 +186,42 @@ class ImageBuild(Construct):
         self.role.add_to_policy(
             iam.PolicyStatement(
                 sid="PushImage",
-                actions=[*PULL_ACTIONS, *PUSH_ACTIONS],
+                actions=[*PULL_ACTIONS, *PUSH_ACTIONS, *INSPECT_ACTIONS],
                 resources=[resource_from(self, repository.stack, repository.repository_arn)],
             )
         )
+        self._let_write_lists(artifacts)
+
+    def _let_write_lists(self, artifacts: s3.IBucket) -> None:
+        objects = f"{resource_from(self, artifacts.stack, artifacts.bucket_arn)}/{PREFIX}*"
+        self.role.add_to_policy(
+            iam.PolicyStatement(
+                sid="WriteList",
+                # GetObject: to see whether the list is there already, and to say its hash.
+                actions=["s3:GetObject", "s3:PutObject"],
+                resources=[objects],
+            )
+        )
+        self.role.add_to_policy(
+            iam.PolicyStatement(
+                sid="NeverOverwrite",
+                effect=iam.Effect.DENY,
+                actions=["s3:PutObject"],
+                resources=[objects],
+                conditions={"Null": {"s3:if-none-match": "true"}},
+            )
+        )
+        acknowledge_wildcard(
+            self.role, objects, reason="The keys below images/ are named after the digests of images not yet built."
+        )
+        if artifacts.encryption_key is not None:
+            self.role.add_to_policy(
+                iam.PolicyStatement(
+                    sid="EncryptList",
+                    actions=["kms:Decrypt", "kms:GenerateDataKey"],
+                    resources=[artifacts.encryption_key.key_arn],
+                )
+            )
 
 
 def _registry(stack: cdk.Stack, image: ImageReference) -> tuple[str, str]:

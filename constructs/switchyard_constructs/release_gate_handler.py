@@ -81,7 +81,7 @@ def faults(wanted: Any) -> list[str]:
                 *(model_faults(boto3.client("s3"), model) if model else ()),
             ]
         except ClientError as error:
-            if not rest or "Denied" not in error.response["Error"]["Code"]:
+            if not rest or error.response["Error"]["Code"][:12] not in ("403", "AccessDenied"):
                 raise
             time.sleep(3)
     return []

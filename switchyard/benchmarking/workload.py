@@ -116,6 +116,16 @@ class Workbench:
             **self._ask({"do": "difference", "settings": _plain(settings), "reference": _plain(reference)})
         )
 
+    def exact(self, settings: EngineSettings) -> bool:
+        """Whether answers under ``settings`` are the same to the bit, recomputed or from a snapshot.
+
+        It asks what the server asks itself at every start.
+
+        Raises:
+            MeasureError: llama.cpp died of trying.
+        """
+        return bool(self._ask({"do": "exact", "settings": _plain(settings)})["exact"])
+
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018 - both are pipes
@@ -178,6 +188,7 @@ def _child(path: Path, gpu_layers: int) -> None:
 
     from switchyard_runtime.engine.interface import Piece
     from switchyard_runtime.engine.llama import Context, ContextShape, LlamaError, Model, Run, llama_version
+    from switchyard_runtime.engine.probe import examine
     from switchyard_runtime.engine.segments import evaluate
 
     loaded: list[Model] = []
@@ -201,7 +212,7 @@ def _child(path: Path, gpu_layers: int) -> None:
             if settings.get("cache_type", "f16") != "f16" and "cache_type" not in known:
                 raise LlamaError("this server has no setting for the number format of the cells")
             cells = min(SEQUENCE_TOKENS, model().trained_context)
-            contexts[key] = Context(model(), ContextShape(sequence_tokens=cells, sequences=1, **shape))
+            contexts[key] = Context(model(), ContextShape(sequence_tokens=cells, sequences=2, **shape))
             timed(contexts[key], "decision")
         return contexts[key]
 
@@ -252,10 +263,15 @@ def _child(path: Path, gpu_layers: int) -> None:
             "prompts": len(pairs),
         }
 
+    def exact(request: dict[str, Any]) -> dict[str, Any]:
+        finding = examine(context(request["settings"]), share=True)
+        return {"exact": finding.recomputed == 0.0 and finding.shared == 0.0}
+
     able: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "facts": facts,
         "measure": measure,
         "difference": difference,
+        "exact": exact,
     }
     for request in _requests():
         try:

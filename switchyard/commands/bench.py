@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 import platform
 import sys
 import time
@@ -18,15 +20,18 @@ from rich.text import Text
 
 from switchyard import console
 from switchyard.benchmarking import profile
-from switchyard.benchmarking.comparison import Estimate, MeasureError
+from switchyard.benchmarking.comparison import Comparison, Estimate, MeasureError
 from switchyard.benchmarking.tuning import CONFIRMATION, ROUNDS, Findings, default_settings, stages, tune
-from switchyard.benchmarking.workload import EngineSettings, Facts, LogitDifference, Workbench
+from switchyard.benchmarking.workload import EngineSettings, Facts, Workbench
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.models import storage
 from switchyard_runtime.engine import cores, model_files
 from switchyard_runtime.settings import Settings
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+
+BUSY_SHARE = 0.25
+"""Load per core above which a machine counts as busy."""
 
 
 @app.callback()
@@ -65,6 +70,7 @@ def tune_command(
     if out is not None and not out.parent.is_dir():
         raise CommandError(f"the folder of {out} does not exist", code=ExitCode.USAGE)
     found = cores.find()
+    _warn_if_busy(found)
     with Workbench(path, gpu_layers=gpu_layers) as bench:
         with console.err.status(f"loading {files.first.name}"):
             facts = _facts(bench)
@@ -76,11 +82,11 @@ def tune_command(
         if q8_cache and not _knows_cache_type():
             console.note("this server has no setting for the number format of the cells; it is not tried")
         _search(bench, findings, plan, minutes=minutes, keep=lambda: _keep(kept, findings, key, {}))
-        extra = _checks(bench, files, findings, facts, gpu_layers=gpu_layers)
+        extra = _checks(bench, findings)
     _keep(kept, findings, key, extra)
     console.note(f"all figures: {kept}")
-    if extra and extra["exactness_of_default"]["exact"] and not extra["exactness"]["exact"]:
-        console.note(f"{findings.best} is faster, but the probe says that its answers are not exact; no profile")
+    if extra and not extra["exact"] and (extra["default_exact"] or "exact_note" in extra):
+        console.note(f"{findings.best} is faster, but it was not shown that its answers are exact; no profile")
         return
     _offer(findings, out, notes=_notes(files, sha256, facts, found, extra))
 
@@ -93,6 +99,16 @@ def _model(model: str) -> tuple[Path, model_files.ModelFiles, str]:
             return files.first, files, model_files.sha256(files)
     except model_files.ModelFileError as error:
         raise CommandError(str(error), code=ExitCode.MODEL) from error
+
+
+def _warn_if_busy(found: cores.Cores) -> None:
+    """A busy machine has other best settings than a quiet one."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > BUSY_SHARE * found.physical:
+        console.note(
+            f"other work is running here (load {load:.1f} on {found.physical} cores); "
+            "what is measured now is this busy machine, and it takes longer"
+        )
 
 
 def _facts(bench: Workbench) -> Facts:
@@ -172,43 +188,44 @@ def _told_stage(name: str, findings: Findings) -> None:
     for heading in ("settings", "time", "99 % interval", "rounds", ""):
         table.add_column(heading, overflow="fold")
     for settings, estimate in sorted(found.estimates.items(), key=lambda pair: pair[1].ratio):
-        mark = "taken" if settings == found.winner else "no gain beyond noise" if not estimate.better else "beaten"
-        span = f"{estimate.low:.3f} to {estimate.high:.3f}"
-        table.add_row(settings.beside(found.incumbent), f"{estimate.ratio:.3f}", span, str(estimate.rounds), mark)
+        span = f"{estimate.low:.3f} to {estimate.high:.3f}" if math.isfinite(estimate.low) else "too few rounds"
+        table.add_row(
+            settings.beside(found.incumbent),
+            f"{estimate.ratio:.3f}",
+            span,
+            str(estimate.rounds),
+            _mark(settings, found),
+        )
     for settings, why in found.failures.items():
         table.add_row(settings.beside(found.incumbent), "", "", "", why)
     console.err.print(table)
 
 
-def _checks(
-    bench: Workbench, files: model_files.ModelFiles, findings: Findings, facts: Facts, *, gpu_layers: int
-) -> dict[str, Any]:
-    """What a change of settings does to the answers: the probe's verdict, and how far the logits move."""
+def _mark(settings: EngineSettings, found: Comparison[EngineSettings]) -> str:
+    if settings == found.winner:
+        return "taken"
+    estimate = found.estimates[settings]
+    if estimate.better:
+        return "beaten"
+    return "slower" if estimate.low > 1 else "no gain beyond noise"
+
+
+def _checks(bench: Workbench, findings: Findings) -> dict[str, Any]:
+    """What a change of settings does to the answers: whether they stay exact, and how far the logits move."""
     if findings.gain is None:
         return {}
+    extra: dict[str, Any] = {}
     with console.err.status("checking that answers stay exact"):
-        extra: dict[str, Any] = {
-            name: _probed(files.first, settings, facts, gpu_layers=gpu_layers)
-            for name, settings in (("exactness", findings.best), ("exactness_of_default", findings.default))
-        }
+        for name, settings in (("exact", findings.best), ("default_exact", findings.default)):
+            try:
+                extra[name] = bench.exact(settings)
+            except MeasureError as error:
+                extra |= {name: False, f"{name}_note": str(error)}
         try:
-            moved: LogitDifference = bench.difference(findings.best, findings.default)
-            extra["difference_from_default"] = dataclasses.asdict(moved)
+            extra["difference_from_default"] = dataclasses.asdict(bench.difference(findings.best, findings.default))
         except MeasureError as error:
             extra["difference_from_default"] = {"failed": str(error)}
     return extra
-
-
-def _probed(path: Path, settings: EngineSettings, facts: Facts, *, gpu_layers: int) -> dict[str, Any]:
-    # Imported here: it loads the binding, and with it a build that this processor may not run.
-    from switchyard_runtime.engine import probe
-    from switchyard_runtime.engine.llama import ContextShape
-
-    known = {field.name for field in dataclasses.fields(ContextShape)}
-    asked = {name: value for name, value in dataclasses.asdict(settings).items() if name in known}
-    shape = ContextShape(sequence_tokens=probe.SEQUENCE_TOKENS, sequences=probe.SEQUENCES, **asked)
-    verdict = probe.run(path, shape, gpu_layers=gpu_layers, memory=facts.memory)
-    return {"exact": verdict.exact, "comparisons": verdict.comparisons, "note": verdict.note}
 
 
 def _notes(
@@ -219,9 +236,9 @@ def _notes(
         "machine": f"{platform.machine()}, {found.physical} physical cores, {found.usable} usable",
         "llama.cpp": facts.llama_cpp,
     }
-    if "exactness" in extra:
+    if extra:
         moved = extra["difference_from_default"]
-        notes["exact"] = f"{'yes' if extra['exactness']['exact'] else 'no'}, by the start-up probe"
+        notes["exact"] = "yes, to the bit" if extra["exact"] else "no, like the default settings"
         notes["largest difference of a logit from the default settings"] = (
             f"{moved['largest']:.3g}, {moved['changed']} of {moved['prompts']} likeliest tokens changed"
             if "largest" in moved

@@ -99,7 +99,8 @@ def make(
         check_committed(source)
     order = Order(environment=environment, bucket=bucket, plan=plan, bases=load_bases(bases), source=source, note=note)
     where = "on this machine" if here else "in CodeBuild"
-    step(f"{len(set(plan.models.values()))} models and {len(plan.images)} images {where}, from {source.commit[:12]}")
+    parts = [*sorted(set(plan.models.values())), *(f"the image for {each.value}" for each in plan.images)]
+    step(f"{', '.join(parts)}: built {where}, from commit {source.commit[:12]}")
     with build_log() as log:
         return build_release(aws, order, log, here=here, folder=to, say=console.note)
 

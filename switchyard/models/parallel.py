@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 Job = Callable[[threading.Event], Result]
 """Called with an event that is set when it should stop; it then raises ``StoppedError``."""
 
-SECONDS_TO_STOP = 5.0
+SECONDS_TO_STOP = 2.0
 
 
 class StoppedError(Exception):

@@ -168,6 +168,16 @@ def test_results_are_written_merged_and_drawn(tmp_path):
     assert "not measured" not in text
     for heading in ("## Promises", "## D: concurrent clients", "## E: ", "## F: ", "## Soak"):
         assert heading in text
+    page = tmp_path / "page.md"
+    page.write_text("above\n<!-- results: begin -->\nold\n<!-- results: end -->\nbelow\n")
+    for _ in range(2):
+        report.insert(page, results)
+    inserted = page.read_text()
+    assert inserted.startswith("above\n")
+    assert inserted.endswith("-->\nbelow\n")
+    assert "old" not in inserted
+    assert inserted.count("### Promises") == 1
+    page.unlink()
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "results.md", "results.png"]
 

@@ -105,6 +105,13 @@ def test_both_orders_ask_everything_once(layouts, cases):
     assert all(len({case.state_id for case in request}) == 1 for request in by_state)
 
 
+def test_every_beginning_of_the_order_is_spread(layouts, cases):
+    requests = [[n] for n in range(100)]
+    order = [request[0] for request in layouts.mixed(requests)]
+    assert sorted(order) == list(range(100))
+    assert sum(n < 50 for n in order[:20]) in range(7, 14)
+
+
 def test_scores_of_one_answer(layouts):
     sure = row(layouts, "s", [0.8, 0.2], 0)
     assert (sure.correct, sure.log_loss, sure.brier) == (True, pytest.approx(-math.log(0.8)), pytest.approx(0.08))
@@ -194,6 +201,26 @@ def test_an_interrupted_run_goes_on_and_a_torn_line_is_asked_again(layouts, case
     assert sorted(map(repr, again)) == sorted(map(repr, whole))
     accuracy_requests = asked[: -2 * len(cases)]
     assert sum(len(body["questions"]) for body in accuracy_requests) < len(cases)
+
+
+def test_an_interrupted_run_reports_what_every_layout_answered(layouts, cases):
+    client, _ = server()
+    count = iter(range(100))
+
+    def handle(request):
+        if next(count) == 3:
+            raise KeyboardInterrupt
+        return client.send(request)
+
+    rows, _ = layouts.run(
+        httpx.Client(transport=httpx.MockTransport(handle), base_url="http://server"),
+        cases,
+        list(layouts.LAYOUTS),
+        answers=None,
+        model_sha256="m",
+    )
+    assert len({row.state_id for row in rows}) == 1, "the second state has one answer only"
+    assert {row.layout for row in rows} == set(layouts.LAYOUTS)
 
 
 def test_answers_of_another_model_are_not_used(layouts, cases, tmp_path):

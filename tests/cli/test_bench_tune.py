@@ -318,10 +318,10 @@ def test_the_command_searches_and_keeps_its_figures(tiny, cache, tmp_path, capsy
     (kept,) = (cache / "benchmarks").glob("tune-*.json")
     report = json.loads(kept.read_text())
     assert report["comparisons"], "at least one stage was finished"
-    assert report["proven"] == out.is_file()
+    assert report["proven"] or not out.is_file()
     if out.is_file():
         load_settings(config=out)
-        assert report["facts"]["exactness"]["exact"]
+        assert report["facts"]["exact"]
     else:
         assert "no profile" in capsys.readouterr().err
 

@@ -33,6 +33,7 @@ from pathlib import Path
 
 import httpx
 
+from switchyard.builds.container_storage import VARIABLE, own_storage
 from switchyard.models.storage import cache_folder
 
 NEEDED = {
@@ -132,6 +133,7 @@ def make(*, report: Report = lambda _: None) -> Base:
         raise StandInError(f"the stand-in base needs what is not installed here: apt-get install {' '.join(missing)}")
     if os.geteuid() != 0:
         raise StandInError("the stand-in base needs root: it makes a Debian root folder and mounts it")
+    os.environ.setdefault(VARIABLE, str(own_storage()))
     libraries = build_libraries(report)
     root = make_root(report)
     name = f"{NAME}:{key(root.name, libraries.parent.name, CONTAINERFILE, trust())}"

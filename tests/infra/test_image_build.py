@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import aws_cdk as cdk
 import pytest
 import yaml
+from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3_assets as s3_assets
 from aws_cdk.assertions import Template
 
+from switchyard.builds.image import from_environment
+from switchyard.exit_codes import CommandError
+from switchyard_constructs.artifact_store import ArtifactStore
 from switchyard_constructs.hardware import Architecture
 from switchyard_constructs.image_build import ImageBuild
 from switchyard_constructs.image_repository import ImageRepository
@@ -24,11 +29,27 @@ ARM = ImageReference.dlc(digest="sha256:" + "2" * 64, architecture=Architecture.
 OURS = ImageReference(repository="base", digest="sha256:" + "3" * 64, account="111122223333", region="eu-west-1")
 
 
-def make(stack: cdk.Stack, *, base: ImageReference = X86, dockerfile: str = "images/cpu.Dockerfile") -> ImageBuild:
+def make(
+    stack: cdk.Stack,
+    *,
+    base: ImageReference = X86,
+    dockerfile: str = "images/cpu.Dockerfile",
+    llama_cpp: str = "b10433",
+    encryption_key: kms.IKey | None = None,
+) -> ImageBuild:
     repository = ImageRepository(stack, "Repository", removal_policy=cdk.RemovalPolicy.RETAIN).repository
     source = s3_assets.Asset(stack, "Source", path="models")
+    store = ArtifactStore(stack, "Store", removal_policy=cdk.RemovalPolicy.RETAIN, encryption_key=encryption_key)
     return ImageBuild(
-        stack, "Image", repository=repository, base=base, source=source, buildspec=BUILDSPEC, dockerfile=dockerfile
+        stack,
+        "Image",
+        repository=repository,
+        artifacts=store.bucket,
+        base=base,
+        llama_cpp=llama_cpp,
+        source=source,
+        buildspec=BUILDSPEC,
+        dockerfile=dockerfile,
     )
 
 
@@ -79,7 +100,13 @@ def test_the_tag_follows_what_the_image_is_made_of(at_root):
 
     assert tag() == tag()
     assert tag().startswith("cpu-")
-    tags = [tag(), tag(base=OURS), tag(dockerfile="other/cpu.Dockerfile"), tag(dockerfile="images/cuda.Dockerfile")]
+    tags = [
+        tag(),
+        tag(base=OURS),
+        tag(llama_cpp="b1"),
+        tag(dockerfile="other/cpu.Dockerfile"),
+        tag(dockerfile="images/cuda.Dockerfile"),
+    ]
     assert len(set(tags)) == len(tags)
 
 
@@ -96,12 +123,17 @@ def test_the_role_pulls_the_base_and_pushes_the_image(stack, at_root, allowed):
         "logs:PutLogEvents",
         "s3:GetObject",
         "s3:GetObjectVersion",
+        "s3:PutObject",
+        "ecr:DescribeImageScanFindings",
+        "ecr:DescribeRepositories",
         *pull,
         *push,
     }
     assert resources["ecr:GetAuthorizationToken"] == {"*"}
-    assert not any("*" in resource for action in resources for resource in resources[action] if resource != "*")
-    for action in push:
+    wild = {resource for action in resources for resource in resources[action] if "*" in resource and resource != "*"}
+    assert all("/images/*" in resource for resource in wild)
+    assert resources["s3:PutObject"] == wild
+    for action in push | {"ecr:DescribeImageScanFindings", "ecr:DescribeRepositories"}:
         (resource,) = resources[action]
         assert "Repository" in resource
     for action in pull:
@@ -114,13 +146,36 @@ def test_the_buildspec_is_that_of_images_and_uses_the_projects_variables(stack, 
     text = project(stack)["Source"]["BuildSpec"]
     assert text == (at_root / BUILDSPEC).read_text(encoding="utf-8")
     spec = yaml.safe_load(text)
-    assert spec["env"]["exported-variables"] == ["IMAGE_DIGEST", "IMAGE_URI"]
-    commands = json.dumps(spec["phases"])
-    assert all(f"${name}" in commands or f"${{{name}" in commands for name in variables(stack))
-    # SageMaker takes single images: no attestations, and the pushed media type is looked at.
-    assert "--provenance=false --sbom=false" in commands
-    assert "imageManifestMediaType" in commands
+    assert set(spec["env"]["exported-variables"]) == {
+        *("IMAGE_DIGEST", "IMAGE_URI", "IMAGE_MEDIA_TYPE", "IMAGE_BASE_DIGEST", "IMAGE_LLAMA_CPP", "IMAGE_BINDING"),
+        *("IMAGE_SBOM_KEY", "IMAGE_SBOM_SHA256"),
+    }
     assert {phase["on-failure"] for phase in spec["phases"].values()} == {"ABORT"}
+    # Every variable of the project is one that the program takes, and it misses none.
+    given = dict.fromkeys(variables(stack), "x") | {"AWS_REGION": "eu-west-1"}
+    recipe, target = from_environment(given)
+    assert {*asdict(recipe).values(), *asdict(target).values()} == {"x", "", "eu-west-1"}
+    with pytest.raises(CommandError, match=r"variables of the build are missing: ARTIFACT_BUCKET, BASE_IMAGE, .*"):
+        from_environment({})
+
+
+def test_the_list_of_what_is_in_an_image_is_never_overwritten(stack, at_root):
+    make(stack)
+    (policy,) = [
+        each["Properties"]["PolicyDocument"]["Statement"]
+        for name, each in Template.from_stack(stack).find_resources("AWS::IAM::Policy").items()
+        if "ImageBuildRole" in name
+    ]
+    by_sid = {statement["Sid"]: statement for statement in policy}
+    refused = by_sid["NeverOverwrite"]
+    assert (refused["Effect"], refused["Action"]) == ("Deny", "s3:PutObject")
+    assert refused["Condition"] == {"Null": {"s3:if-none-match": "true"}}
+    assert refused["Resource"] == by_sid["WriteList"]["Resource"]
+
+
+def test_the_role_may_use_the_key_of_the_bucket(stack, at_root, allowed):
+    make(stack, encryption_key=kms.Key(stack, "Key", enable_key_rotation=True))
+    assert {"kms:Decrypt", "kms:GenerateDataKey"} <= {action for action, _ in allowed(stack)}
 
 
 @pytest.mark.parametrize("dockerfile", ["", "/etc/Dockerfile", "../Dockerfile"])

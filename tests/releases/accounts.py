@@ -66,6 +66,16 @@ class Account:
         self.make_project("ImageProjectCpu", "image")
         self._declare()
 
+    def close(self) -> None:
+        """Make room for the next one in the same cloud."""
+        for what in ("model", "image"):
+            self.held(what).unlink(missing_ok=True)
+        self.client("ecr").delete_repository(repositoryName=REPOSITORY, force=True)
+        cloudformation = self.client("cloudformation")
+        for stack in ("Switchyard-dev-Artifacts", "Switchyard-dev-Build"):
+            cloudformation.delete_stack(StackName=stack)
+            cloudformation.get_waiter("stack_delete_complete").wait(StackName=stack, WaiterConfig={"Delay": 1})
+
     def held(self, what: str) -> Path:
         """While this file is there, the builds of ``what`` wait."""
         return self.folder / f"held-{what}"

@@ -18,11 +18,20 @@ from switchyard.aws import Aws
 from switchyard_localcloud import LocalCloud
 
 
+@pytest.fixture(scope="session")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCloud]:
+    """A local cloud."""
+    with LocalCloud(tmp_path_factory.mktemp("cloud")) as cloud:
+        yield cloud
+
+
 @pytest.fixture
-def account(tmp_path: Path) -> Iterator[Account]:
-    """A local cloud with an account in which releases can be built, and this process sent there."""
-    with LocalCloud(tmp_path / "cloud") as cloud, local_cloud.reached(cloud.environment()):
-        yield Account(cloud, tmp_path)
+def account(cloud: LocalCloud, tmp_path: Path) -> Iterator[Account]:
+    """An account in which releases can be built, and this process sent there."""
+    with local_cloud.reached(cloud.environment()):
+        account = Account(cloud, tmp_path)
+        yield account
+        account.close()
 
 
 @pytest.fixture

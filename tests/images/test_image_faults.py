@@ -1,0 +1,217 @@
+"""What must not become an image, or not run as one: each is refused with a sentence that says what and where."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+from dataclasses import replace
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+
+from switchyard.builds import image
+from switchyard.exit_codes import CommandError, ExitCode
+from switchyard_runtime.engine import abi, llama
+
+DIGEST = "sha256:" + "a" * 64
+TARGET = image.Target(
+    repository="decision",
+    uri="111122223333.dkr.ecr.eu-west-1.amazonaws.com/decision",
+    tag="cpu-1",
+    region="eu-west-1",
+    base_registry="111122223333.dkr.ecr.eu-west-1.amazonaws.com",
+    base_region="eu-west-1",
+    bucket="artifacts",
+)
+
+
+@pytest.fixture
+def ecr():
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b"}
+    client = boto3.client("ecr", region_name="eu-west-1", **keys)
+    with Stubber(client) as stubber:
+        client.stubber = stubber
+        yield client
+
+
+def refused(capfd, recipe, **changes):
+    """What a build says that must fail."""
+    arguments = recipe.arguments() | changes
+    flags = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
+    with pytest.raises(CommandError, match="docker buildx failed"):
+        image.docker("buildx", "build", "--file", recipe.dockerfile, *flags, "--tag", "localhost/refused:1", ".")
+    said = capfd.readouterr()
+    return said.out + said.err
+
+
+@pytest.mark.parametrize("reference", ["registry/llama-cpp:latest", "registry/llama-cpp", "x@sha256:1234", ""])
+def test_a_base_that_is_not_pinned_is_refused(recipe, reference):
+    with pytest.raises(CommandError, match="is not pinned: a tag can be moved") as caught:
+        replace(recipe, base=reference).arguments()
+    assert caught.value.code is ExitCode.USAGE
+
+
+def test_a_build_of_llama_cpp_that_is_not_in_the_table_is_refused(recipe):
+    with pytest.raises(CommandError, match=r"no binding is known for llama\.cpp b1; abi\.toml has b10435"):
+        replace(recipe, llama_cpp="b1").arguments()
+
+
+def test_a_base_with_another_build_than_announced_is_refused(capfd, recipe):
+    said = refused(capfd, recipe, LLAMA_CPP_BUILD="b10433")
+    assert "the base image has llama.cpp b10435, but LLAMA_CPP_BUILD says b10433" in said
+
+
+def test_a_base_whose_build_is_not_in_the_table_is_refused(capfd, recipe, derived_base):
+    base = derived_base("RUN sed -i s/b10435/b9999/ /root/THIRD_PARTY_SOURCE_CODE_URLS")
+    said = refused(capfd, recipe, BASE_IMAGE=base, LLAMA_CPP_BUILD="b9999")
+    assert "no binding is known for llama.cpp b9999" in said
+
+
+def test_a_binding_that_does_not_go_with_the_base_is_refused(capfd, recipe):
+    said = refused(capfd, recipe, BINDING="0.3.36")
+    assert "llama.cpp b10435 goes with llama-cpp-python 0.3.35, but BINDING says 0.3.36" in said
+
+
+def test_a_base_without_a_library_is_refused(capfd, recipe, derived_base):
+    said = refused(capfd, recipe, BASE_IMAGE=derived_base("RUN rm /opt/llama.cpp/bin/libllama.so"))
+    assert "the base image has no libllama.so in /opt/llama.cpp/bin" in said
+
+
+def test_a_base_that_does_not_say_its_build_is_refused(capfd, recipe, derived_base):
+    said = refused(capfd, recipe, BASE_IMAGE=derived_base("RUN rm /root/THIRD_PARTY_SOURCE_CODE_URLS"))
+    assert "the base image does not say which llama.cpp it has" in said
+
+
+def test_a_foreign_library_is_refused_when_the_image_is_built(capfd, recipe, derived_base, tmp_path):
+    shutil.copytree(llama.LIBRARIES, tmp_path / "foreign")
+    base = derived_base("RUN rm -r /opt/llama.cpp/bin\nCOPY foreign /opt/llama.cpp/bin")
+    said = refused(capfd, recipe, BASE_IMAGE=base)
+    assert "is another build than llama-cpp-python 0.3.35 was made for" in said
+
+
+def test_a_foreign_library_is_refused_when_a_server_starts(cpu_image, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    shutil.copy(abi.MODEL, model / "model.gguf")
+    volumes = ["--volume", f"{model}:/opt/ml/model:ro", "--volume", f"{llama.LIBRARIES}:/opt/llama.cpp/bin:ro"]
+    words = ["docker", "run", "--rm", "--network", "none", *volumes, cpu_image, "serve"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "is another build than llama-cpp-python 0.3.35 was made for" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_server_that_is_told_of_a_pair_that_is_not_in_the_table_does_not_start(cpu_image):
+    words = ["docker", "run", "--rm", "--network", "none", "--env", "LLAMA_CPP_BUILD=b9999", cpu_image, "serve"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "llama.cpp b9999 with llama-cpp-python 0.3.35 is not a pair that is known to fit" in done.stdout
+
+
+def test_the_library_of_the_base_is_refused_under_the_newer_binding(base, monkeypatch):
+    """The other way round: this environment's binding, over the base's older library."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(base.libraries))
+    pair = abi.find(abi.BUNDLED, llama.BINDING_VERSION)
+    found = abi.inspect(base.libraries)
+    assert found.sizes == abi.binding_for("b10435").sizes
+    with pytest.raises(abi.AbiError, match="is another build than llama-cpp-python"):
+        abi.check_library(pair, found, base.libraries)
+    blind = replace(pair, llama_version=None, ggml_version=None)
+    with pytest.raises(abi.AbiError, match=r"llama_model_params has 72 bytes in the libllama in .* and 80 in"):
+        abi.check_library(blind, found, base.libraries)
+
+
+@pytest.mark.parametrize("kind", ["application/vnd.oci.image.index.v1+json", "application/json"])
+def test_an_index_is_refused(ecr, kind):
+    image_ = {"imageId": {"imageDigest": DIGEST}, "imageManifestMediaType": kind}
+    ecr.stubber.add_response("batch_get_image", {"images": [image_], "failures": []})
+    pushed = image.find_pushed(ecr, TARGET)
+    with pytest.raises(CommandError, match="SageMaker takes single images only") as caught:
+        image.require_single("decision:cpu-1", pushed.media_type)
+    assert caught.value.code is ExitCode.REFUSED
+    image.require_single("decision:cpu-1", image.SINGLE[0])
+
+
+def test_an_image_that_is_missing_is_not_found_and_another_failure_is_told(ecr):
+    missing = {"failures": [{"failureCode": "ImageNotFound"}], "images": []}
+    ecr.stubber.add_response("batch_get_image", missing)
+    assert image.find_pushed(ecr, TARGET) is None
+    other = {"failures": [{"failureCode": "KmsError", "failureReason": "no key"}], "images": []}
+    ecr.stubber.add_response("batch_get_image", other)
+    with pytest.raises(CommandError, match=r"ECR does not show .*decision:cpu-1: no key"):
+        image.find_pushed(ecr, TARGET)
+
+
+def test_a_repository_with_tags_that_move_is_refused(ecr):
+    ecr.stubber.add_response("describe_repositories", {"repositories": [{"imageTagMutability": "MUTABLE"}]})
+    with pytest.raises(CommandError, match="tags of the repository decision can be moved"):
+        image.require_immutable(ecr, "decision")
+    ecr.stubber.add_response("describe_repositories", {"repositories": [{"imageTagMutability": "IMMUTABLE"}]})
+    image.require_immutable(ecr, "decision")
+
+
+def scanned(status, **counts):
+    findings = [{"name": "CVE-2026-1", "severity": "CRITICAL"}] if counts.get("CRITICAL") else []
+    return {
+        "imageScanStatus": {"status": status, "description": "said so"},
+        "imageScanFindings": {"findingSeverityCounts": counts, "findings": findings},
+    }
+
+
+def clean(ecr, **options):
+    options = {"allow_critical": False, "timeout_s": 0.0} | options
+    image.require_clean(ecr, "decision", DIGEST, **options)
+
+
+def test_critical_findings_are_refused_unless_they_are_accepted(ecr, capsys):
+    for _ in range(2):
+        ecr.stubber.add_response("describe_image_scan_findings", scanned("COMPLETE", CRITICAL=1, LOW=3))
+    with pytest.raises(CommandError, match="has 1 critical findings: CVE-2026-1"):
+        clean(ecr)
+    clean(ecr, allow_critical=True)
+    assert "ECR's scan found 1 critical, 3 low" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [("FAILED", "ended as FAILED: said so"), ("IN_PROGRESS", "is IN_PROGRESS after 0 s")],
+)
+def test_a_scan_that_says_nothing_is_no_clean_scan(ecr, status, said):
+    ecr.stubber.add_response("describe_image_scan_findings", scanned(status))
+    with pytest.raises(CommandError, match=said):
+        clean(ecr)
+
+
+def test_a_scan_that_never_starts_is_no_clean_scan(ecr):
+    ecr.stubber.add_client_error("describe_image_scan_findings", "ScanNotFoundException")
+    with pytest.raises(CommandError, match="is NOT_STARTED after 0 s"):
+        clean(ecr)
+
+
+def test_a_list_that_is_there_with_other_content_is_not_replaced():
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b"}
+    s3 = boto3.client("s3", region_name="eu-west-1", **keys)
+    with Stubber(s3) as stubber:
+        stubber.add_client_error("put_object", "PreconditionFailed")
+        stubber.add_client_error("get_object", "NoSuchKey")
+        with pytest.raises(CommandError, match="s3://artifacts/k is there already and lists something else"):
+            image.store(s3, "artifacts", "k", b"{}")
+
+
+def test_without_docker_it_says_so(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(CommandError, match="docker is not installed"):
+        image.docker("version")
+
+
+def test_the_password_of_a_registry_is_not_on_the_command_line(ecr, monkeypatch, tmp_path):
+    token = base64.b64encode(b"AWS:secret").decode()
+    ecr.stubber.add_response("get_authorization_token", {"authorizationData": [{"authorizationToken": token}]})
+    log = tmp_path / "log"
+    (tmp_path / "docker").write_text(f'#!/bin/sh\necho "$@" >{log}\ncat >>{log}\n', encoding="utf-8")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    image.log_in(ecr, "registry")
+    assert log.read_text(encoding="utf-8") == "login --username AWS --password-stdin registry\nsecret"
