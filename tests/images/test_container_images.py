@@ -78,7 +78,8 @@ def test_no_compiler_cache_or_test_is_in_it(cpu_image):
 import pathlib, shutil
 home = pathlib.Path("/opt/switchyard")
 print([name for name in ("cc", "gcc", "c++", "cmake", "make") if shutil.which(name)])
-print([str(p) for p in home.rglob("*") if p.name in ("tests", "server", "pip") or p.suffix in (".whl", ".a", ".c", ".h")][:5])
+names, suffixes = ("tests", "server", "pip"), (".whl", ".a", ".c", ".h")
+print([str(p) for p in home.rglob("*") if p.name in names or p.suffix in suffixes][:5])
 print([str(p) for p in (pathlib.Path("/source"), pathlib.Path("/opt/switchyard-build"), pathlib.Path("/root/.cache"))
        if p.exists()])
 libraries = [p for p in home.rglob("lib*.so*") if "llama_cpp" in str(p)]
