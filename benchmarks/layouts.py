@@ -218,12 +218,14 @@ def one_state_at_a_time(cases: Sequence[Case]) -> list[list[Case]]:
 # --- asking -----------------------------------------------------------------------------------------------------------
 
 
-def ask(client: httpx.Client, cases: Sequence[Case], layout: str) -> list[tuple[Row, dict[str, int]]]:
-    """The answers to questions on one state, with their token counts."""
+def ask(
+    client: httpx.Client, cases: Sequence[Case], layout: str, *, caller: str = "scoring"
+) -> list[tuple[Row, dict[str, int]]]:
+    """The answers to questions on one state, with their token counts. A state is kept for the same ``caller`` only."""
     body: dict[str, Any] = {"state": cases[0].state, "questions": {case.question_id: case.question for case in cases}}
     if layout != DEFAULT:
         body["x_layout"] = layout
-    response = client.post("/v1/systemone", json=body)
+    response = client.post("/v1/systemone", json=body, headers={"X-Switchyard-Caller": caller})
     if response.status_code != 200:
         raise SystemExit(f"the server answered {response.status_code}: {response.text[:500]}")
     body = response.json()
@@ -251,20 +253,28 @@ def _row(case: Case, answer: dict[str, Any], layout: str, model_sha256: str) -> 
 
 
 def tokens_per_decision(client: httpx.Client, cases: Sequence[Case], layout: str) -> dict[str, float]:
-    """Mean tokens evaluated per decision in steady state, for the two shapes of traffic.
+    """Mean tokens evaluated per decision in steady state, for the two shapes of traffic, over the same decisions.
 
-    ``new_states``: one question over states that come one after another, without the first of each question, which
-    alone pays for the question. ``many_questions``: all questions on a state in one request.
+    ``new_states``: each question over states that come one after another. ``many_questions``: all questions on a state
+    in one request. Each measurement calls under a name of its own, so that no state was seen before; the first state
+    pays for questions and instructions, and is left out.
     """
+    by_kind: dict[tuple[str, ...], list[list[Case]]] = {}
+    for request in one_state_at_a_time(cases):
+        by_kind.setdefault(tuple(case.question_id for case in request), []).append(request)
     new_states: list[int] = []
-    for name in dict.fromkeys(case.question_id for case in cases):
-        asked = [case for case in cases if case.question_id == name][-TOKEN_STATES:]
-        counts = [ask(client, [case], layout)[0][1]["evaluated"] for case in asked]
-        new_states += counts[1:]
     many: list[int] = []
-    by_state = one_state_at_a_time(cases)
-    for request in by_state[:: max(1, len(by_state) // TOKEN_STATES)][:TOKEN_STATES]:
-        many += [tokens["evaluated"] for _, tokens in ask(client, request, layout)]
+    for kind, requests in enumerate(by_kind.values()):
+        first, *counted = requests[: TOKEN_STATES + 1]
+        for index in range(len(first)):
+            caller = f"{layout}-one-{kind}-{index}"
+            ask(client, [first[index]], layout, caller=caller)
+            new_states += [
+                ask(client, [request[index]], layout, caller=caller)[0][1]["evaluated"] for request in counted
+            ]
+        for request in counted:
+            answers = ask(client, request, layout, caller=f"{layout}-many-{kind}")
+            many += [tokens["evaluated"] for _, tokens in answers]
     return {"new_states": float(np.mean(new_states)), "many_questions": float(np.mean(many))}
 
 

@@ -145,6 +145,8 @@ def tidy(packages: Path) -> None:
     """Remove what no server needs, and compile the rest the same way every time."""
     for folder in [*packages.rglob("tests"), packages / "llama_cpp" / "server"]:
         shutil.rmtree(folder)
+    for source in [*packages.rglob("*.[ch]"), *packages.rglob("*.a")]:
+        source.unlink()
     python = HOME / "bin" / "python"
     compile_all = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", packages]
     run(python, "-I", *compile_all, environment={"PYTHONHASHSEED": "0"})

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.servers import OURS
+from benchmarks.peers.servers import LLAMA, OURS, PEERS, WALKTHROUGH
 from benchmarks.peers.verdicts import Verdict, judge
 
 Results = dict[str, Any]
@@ -252,6 +252,13 @@ def _plot(path: Path, cells: dict[str, Any]) -> None:
     os.replace(unfinished, path)
 
 
+def _colour(peer: str) -> str:
+    """The same for a peer in every panel; variants of a peer share the rest of the colours."""
+    named = {OURS: "C0", LLAMA: "C1", WALKTHROUGH: "C2"}
+    others = [name for name in PEERS if name not in named]
+    return named.get(peer) or f"C{3 + others.index(peer) % 7}"
+
+
 def _draw_in_turn(axis: Any, cells: dict[str, Any]) -> None:
     names = [cell for cell in ("A", "B", "C") if cell in cells]
     peers = list(dict.fromkeys(name for cell in names for name in cells[cell]["peers"]))
@@ -260,7 +267,9 @@ def _draw_in_turn(axis: Any, cells: dict[str, Any]) -> None:
         p50 = [f["latency_s"]["p50"] * 1000 if f else 0 for f in found]
         above = [max(0.0, f["latency_s"]["p95"] * 1000 - f["latency_s"]["p50"] * 1000) if f else 0 for f in found]
         at = [index + i / (len(peers) + 1) for index in range(len(names))]
-        axis.bar(at, p50, width=1 / (len(peers) + 1), yerr=[[0] * len(at), above], label=peer, capsize=2)
+        axis.bar(
+            at, p50, width=1 / (len(peers) + 1), yerr=[[0] * len(at), above], label=peer, capsize=2, color=_colour(peer)
+        )
     axis.set_xticks([index + 0.3 for index in range(len(names))], names)
     axis.set(title="One after another: p50, whisker p95", ylabel="ms")
     axis.legend(fontsize=7)
@@ -275,10 +284,13 @@ def _draw_loops(axis: Any, cells: dict[str, Any]) -> None:
         axis.plot(
             *zip(*sorted(points), strict=True),
             marker="o",
+            color=_colour(name),
             ls="-" if workload == "A" else ":",
             label=f"{name}, {workload}",
         )
     axis.set_xscale("log", base=2)
+    counts = sorted({count for points in lines.values() for count, _ in points})
+    axis.set_xticks(counts, [str(count) for count in counts])
     axis.set(title="Concurrent clients", xlabel="clients", ylabel="decisions/s", ylim=(0, None))
     axis.legend(fontsize=7)
 

@@ -25,6 +25,7 @@ from switchyard_localcloud.details import FILE_NAME, CloudDetails
 from switchyard_localcloud.options import Options
 from switchyard_localcloud.ports import HOST, free_port
 from switchyard_localcloud.registry.tools import write_registries
+from switchyard_localcloud.sagemaker import podman
 
 _KEEP_ALIVE_S = 75.0
 
@@ -51,6 +52,7 @@ def run(options: Options) -> int:
         accounts=[cloud.account, *options.published_accounts],
         region=cloud.region,
     )
+    podman.remove_leftovers(cloud)
     # Before ministack's settings, which are not the builds' business.
     environment = inherited(os.environ)
     _configure_ministack(cloud, certificates, home)

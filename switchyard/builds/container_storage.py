@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -23,10 +25,12 @@ def write_storage(folder: Path) -> Path:
     path = folder / "storage.conf"
     if path.is_file():
         return path
+    # What an earlier storage in the same place left.
+    shutil.rmtree(_run_root(folder), ignore_errors=True)
     driver = "overlay" if _overlays(folder) else "vfs"
     part = folder / f"storage.conf.{os.getpid()}.part"
     part.write_text(
-        f'[storage]\ndriver = "{driver}"\ngraphroot = "{folder / "graph"}"\nrunroot = "{folder / "run"}"\n'
+        f'[storage]\ndriver = "{driver}"\ngraphroot = "{folder / "graph"}"\nrunroot = "{_run_root(folder)}"\n'
         # Without this, the folder would be mounted on itself and could not be removed.
         '\n[storage.options.overlay]\nskip_mount_home = "true"\n',
         encoding="utf-8",
@@ -39,6 +43,17 @@ def own_storage() -> Path:
     """The configuration of the storage in the user's cache, for builds outside a local cloud."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return write_storage(cache / "switchyard" / "containers")
+
+
+def _run_root(folder: Path) -> Path:
+    """Where the tools keep what is lost with a restart.
+
+    Short: with a path of more than 50 characters podman does not clean up after a container, and takes 20 seconds to
+    see that it has ended.
+    """
+    if os.geteuid() != 0:
+        return folder / "run"
+    return Path("/run/switchyard") / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
 
 
 def _overlays(folder: Path) -> bool:

@@ -308,8 +308,9 @@ def log_in(ecr: Any, registry: str) -> None:
 def build(recipe: Recipe, tag: str) -> None:
     """Build an image and keep it here under ``tag``."""
     arguments = [word for name, value in recipe.arguments().items() for word in ("--build-arg", f"{name}={value}")]
-    # Attestations would make an index of the image.
-    plain = ["--provenance=false", "--sbom=false", "--load"]
+    # Attestations would make an index of the image. A cache could only hold another image's labels: what is built is
+    # new, and buildah takes a cached label although its argument has changed.
+    plain = ["--provenance=false", "--sbom=false", "--load", "--no-cache"]
     pull_base = [] if recipe.base_name.startswith("localhost/") else ["--pull"]
     began = time.monotonic()
     docker("buildx", "build", *plain, *pull_base, "--file", recipe.dockerfile, *arguments, "--tag", tag, ".")
@@ -593,7 +594,7 @@ def build_here(recipe: Recipe, tag: str, *, sbom: Path | None, test: bool) -> No
         self_test(tag)
     if sbom is not None:
         # An image that was never pushed has no manifest yet; its configuration's hash names it.
-        identity = output("image", "inspect", "--format", "{{.Id}}", tag).strip()
+        identity = output("image", "inspect", "--format", "{{.ID}}", tag).strip()
         digest = f"sha256:{identity.removeprefix('sha256:')}"
         document = describe(recipe, name=tag.rpartition(":")[0] or tag, digest=digest, reference=tag)
         storage.write_atomically(sbom, document.decode())

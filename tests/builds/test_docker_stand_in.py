@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,6 +67,50 @@ def test_an_image_is_built_looked_at_run_and_removed(docker: Docker, context: Pa
     assert docker("rmi", "--force", "localhost/say:1", "localhost/say:2").returncode == 0
     assert docker("image", "inspect", "localhost/say:1").returncode != 0
     assert str(storage.parent) not in Path("/proc/mounts").read_text()  # the folder can be removed
+
+
+def test_a_stopped_build_takes_its_container_with_it(context: Path, storage: Path, tmp_path: Path) -> None:
+    """A container is no child of the command that started it, and its mount would keep its folder from removal."""
+    spec = """
+    version: 0.2
+    phases:
+      build:
+        commands:
+          - docker build --quiet --file its.Dockerfile --tag localhost/wait:1 .
+          - docker run --detach --name waiting localhost/wait:1 wait
+          - echo ready; sleep 600
+    """
+    (context / "wait.c").write_text("#include <unistd.h>\nint main(int n) { if (n > 1) sleep(600); return 0; }\n")
+    source = tmp_path / "source"
+    source.mkdir()
+    subprocess.run(["cc", "-static", "-o", source / "say", context / "wait.c"], check=True)
+    text = (context / "its.Dockerfile").read_text().replace(', "built"', "")
+    (source / "its.Dockerfile").write_text(text)
+    (tmp_path / "spec.yml").write_text(textwrap.dedent(spec))
+    words = [sys.executable, "-m", "switchyard.builds.runner", "--buildspec", "spec.yml", "--source", "source"]
+    process = subprocess.Popen(
+        [*words, "--result", "result.json"],
+        cwd=tmp_path,
+        env={**os.environ, VARIABLE: str(storage), "SWITCHYARD_DOCKER": "buildah"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith("ready"):
+        assert line, "the build ended"
+    assert str(storage.parent) in Path("/proc/mounts").read_text()
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    listed = subprocess.run(
+        ["podman", "ps", "--all", "--quiet"],
+        env={**os.environ, VARIABLE: str(storage)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert listed.stdout == ""
+    assert str(storage.parent) not in Path("/proc/mounts").read_text()
 
 
 @pytest.mark.parametrize(

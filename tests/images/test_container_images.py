@@ -78,16 +78,14 @@ def test_no_compiler_cache_or_test_is_in_it(cpu_image):
 import pathlib, shutil
 home = pathlib.Path("/opt/switchyard")
 print([name for name in ("cc", "gcc", "c++", "cmake", "make") if shutil.which(name)])
-print([str(p) for p in home.rglob("*") if p.name in ("tests", "server", "pip") or p.suffix in (".whl", ".c", ".h")][:5])
+names, suffixes = ("tests", "server", "pip"), (".whl", ".a", ".c", ".h")
+print([str(p) for p in home.rglob("*") if p.name in names or p.suffix in suffixes][:5])
 print([str(p) for p in (pathlib.Path("/source"), pathlib.Path("/opt/switchyard-build"), pathlib.Path("/root/.cache"))
        if p.exists()])
 libraries = [p for p in home.rglob("lib*.so*") if "llama_cpp" in str(p)]
 print([str(p) for p in libraries if not p.resolve().is_relative_to("/opt/llama.cpp")])
 """
-    listing = python(cpu_image, code).splitlines()
-    assert listing[0] == "[]"
-    assert [line for line in listing[1].split(",") if "numpy" not in line and line != "[]"] == []
-    assert listing[2:] == ["[]", "[]"]
+    assert python(cpu_image, code).splitlines() == ["[]"] * 4
 
 
 def test_building_it_again_gives_the_same_layers(cpu_image, recipe):
@@ -97,7 +95,7 @@ def test_building_it_again_gives_the_same_layers(cpu_image, recipe):
     image.docker(*words, "--tag", again, ".", quiet=True)
     first, second = (inspect(each, ".RootFS.Layers") for each in (cpu_image, again))
     assert first == second
-    assert inspect(cpu_image, ".Id") == inspect(again, ".Id")
+    assert inspect(cpu_image, ".ID") == inspect(again, ".ID")
 
 
 def test_it_decides_without_a_network_and_stops_when_told(cpu_image):

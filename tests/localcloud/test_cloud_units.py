@@ -13,9 +13,9 @@ from switchyard_localcloud import shapes
 from switchyard_localcloud.errors import ServiceError
 from switchyard_localcloud.options import Options
 from switchyard_localcloud.sagemaker import event_stream, llama_flags
-from switchyard_localcloud.sagemaker.container import plan
 from switchyard_localcloud.sagemaker.images import parse_image, resolve
 from switchyard_localcloud.sagemaker.model_data import model_data_of
+from switchyard_localcloud.sagemaker.stand_in import plan
 from switchyard_localcloud.sagemaker.traffic import Policy, Step, policy_of
 
 S3 = {"S3Uri": "s3://b/p/", "S3DataType": "S3Prefix", "CompressionType": "None"}

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import boto3
 from botocore.config import Config
@@ -22,7 +23,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from switchyard_localcloud.details import CloudDetails
 from switchyard_localcloud.errors import ServiceError
-from switchyard_localcloud.service_role import Credentials
+
+if TYPE_CHECKING:
+    # The emulator imports this module before ministack, whose settings must be made first.
+    from switchyard_localcloud.service_role import Credentials
 
 LABEL = "switchyard.localcloud.endpoint"
 OUTSIDE = "slirp4netns"
