@@ -40,7 +40,8 @@ def draw() -> dict[str, Array]:
     rng = np.random.default_rng(SEED)
 
     def matrix(outputs: int, inputs: int, gain: float = 1.0) -> Array:
-        return (rng.standard_normal((outputs, inputs)) * gain / np.sqrt(inputs)).astype(np.float32)
+        values: Array = (rng.standard_normal((outputs, inputs)) * gain / np.sqrt(inputs)).astype(np.float32)
+        return values
 
     def norm() -> Array:
         return (1 + 0.1 * rng.standard_normal(WIDTH)).astype(np.float32)
