@@ -98,6 +98,7 @@ def test_building_it_again_gives_the_same_layers(cpu_image, recipe):
     assert inspect(cpu_image, ".ID") == inspect(again, ".ID")
 
 
+@pytest.mark.timeout(1200)
 def test_it_decides_without_a_network_and_stops_when_told(cpu_image):
     image.self_test(cpu_image)
 
