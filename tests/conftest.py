@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -24,6 +25,9 @@ from stub_engine import StubEngine
 from switchyard_runtime.http.app import create_app
 from switchyard_runtime.http.runtime import Runtime, build_services
 from switchyard_runtime.settings import Settings
+
+# Their assertions explain themselves as those of a module of tests do.
+pytest.register_assert_rewrite("client_suite", "server_suite", "served_image")
 
 # Examples are counted, not timed: how long one takes depends on what else the machine does.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -90,3 +94,28 @@ def server(gemma: Path) -> Iterator[ServerProcess]:
     # with 255 options would be refused by the default.
     with ServerProcess(model=gemma, model_id=EMBEDDED_MODEL, threads=2, deadline_s=600).running() as process:
         yield process
+
+
+@pytest.fixture
+def decision() -> dict[str, Any]:
+    """A valid body of the walkthrough's contract."""
+    return {
+        "decision": {
+            "id": "d1",
+            "state": "The parcel is late.",
+            "question": "Which team?",
+            "options": [{"id": "billing", "description": "money"}, {"id": "delivery", "description": "parcels"}],
+        }
+    }
+
+
+@pytest.fixture
+def systemone() -> dict[str, Any]:
+    """A valid body of System One."""
+    return {"state": "The parcel is late.", "model": "jev-latest", "questions": {"late": {"type": "noul"}}}
+
+
+@pytest.fixture
+def chat() -> dict[str, Any]:
+    """A valid body of the chat contract."""
+    return {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "seed": 1}

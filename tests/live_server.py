@@ -11,15 +11,22 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import uvicorn
 from starlette.types import ASGIApp
 
-from switchyard_runtime.http.protocol import Protocol
+from switchyard_runtime.http.protocol import Protocol as HttpProtocol
 
 START_S = 120.0
+
+
+class Serving(Protocol):
+    """A server that runs, in whatever way."""
+
+    url: str
+    lines: list[dict[str, Any]]
 
 
 class ServerProcess:
@@ -100,7 +107,7 @@ class ServerThread:
     def __init__(self, app: ASGIApp) -> None:
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app, host="127.0.0.1", port=0, http=Protocol, ws="none", lifespan="off", log_config=None,
+                app, host="127.0.0.1", port=0, http=HttpProtocol, ws="none", lifespan="off", log_config=None,
                 h11_max_incomplete_event_size=32 << 10, timeout_graceful_shutdown=1,
             )
         )  # fmt: skip

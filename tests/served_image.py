@@ -8,10 +8,19 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Mapping, Sequence
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from switchyard_localcloud.sagemaker.podman import PODMAN
+from switchyard_localcloud.ports import free_port
+from switchyard_localcloud.sagemaker.launch import Launch
+from switchyard_localcloud.sagemaker.podman import PODMAN, remove, run
+from switchyard_localcloud.sagemaker.process import Process
+
+START_S = 120.0
 
 # Of the standard library: what no test's server needs, and what only takes room.
 _LEFT_OUT = {"test", "idlelib", "site-packages", "tkinter", "ensurepip", "lib2to3", "__pycache__", "turtledemo"}
@@ -22,6 +31,65 @@ def podman(*words: str, environment: Mapping[str, str]) -> str:
     done = subprocess.run([*PODMAN, *words], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+class ServedImage:
+    """An image that serves in a container without a network, started as SageMaker starts it: by the local cloud's code.
+
+    ``lines`` holds the log so far, ``others`` what was printed and is no line of the log.
+    """
+
+    def __init__(
+        self, image: str, *, model: Path, folder: Path, environment: Mapping[str, str], **settings: object
+    ) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.others: list[str] = []
+        self._name = f"served-{uuid.uuid4().hex[:8]}"
+        variables = {f"SWITCHYARD_{name.upper()}": str(value) for name, value in settings.items()}
+        command = run(
+            image,
+            name=self._name,
+            # As in the tests' own processes: threads that spin starve each other on a busy machine.
+            variables={"OMP_WAIT_POLICY": "passive", **variables},
+            model_folder=model,
+            isolated=True,
+            pid_file=folder / "pid",
+        )
+        self._launch = Launch(
+            command,
+            dict(environment),
+            "/ping",
+            "/invocations",
+            [],
+            pid_file=folder / "pid",
+            afterwards=remove(self._name),
+        )
+        self._folder = folder
+        self.url = ""
+        self.process: Process
+
+    @contextmanager
+    def running(self) -> Iterator[ServedImage]:
+        """Start, wait for the health check, stop at the end."""
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.process = Process(self._launch, port=port, folder=self._folder, write=self._take)
+        try:
+            deadline = time.monotonic() + START_S
+            while not self.process.healthy():
+                said = (self.lines, self.others)
+                assert self.process.exit_status() is None, (self.process.exit_status(), *said)
+                assert time.monotonic() < deadline, said
+                time.sleep(0.05)
+            yield self
+        finally:
+            self.process.stop()
+
+    def _take(self, line: str) -> None:
+        try:
+            self.lines.append(json.loads(line))
+        except ValueError:
+            self.others.append(line)
 
 
 def import_python(

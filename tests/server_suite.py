@@ -1,0 +1,68 @@
+"""The whole server with the embedded model: conformance, the real clients' paths, many clients, a clean log.
+
+A suite for whatever serves the embedded model: a module of tests imports all of it and has a fixture ``server`` with a
+``url`` and the log's ``lines``.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from live_server import Serving
+
+
+@pytest.mark.timeout(1200)
+def test_jevcompat_finds_it_conformant(server: Serving) -> None:
+    command = [str(Path(sys.executable).with_name("jevcompat")), "test", server.url, "--timeout", "600"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = re.search(r"^conformant to spec [\d.]+: MUST (\d+)/(\d+), SHOULD (\d+)/(\d+)", done.stdout, re.M)
+    assert verdict, done.stdout
+    assert verdict[1] == verdict[2], done.stdout
+    assert verdict[3] == verdict[4], done.stdout
+
+
+def test_32_clients_get_the_answers_they_get_alone(server: Serving, decision: dict[str, Any]) -> None:
+    def ask(number: int) -> list[float]:
+        body = {"decision": {**decision["decision"], "state": f"Parcel {number} is late."}}
+        response = httpx.post(server.url + "/invocations", json=body, timeout=300, verify=False)
+        assert response.status_code == 200, response.text
+        return response.json()["result"]["option_logits"]
+
+    alone = [ask(number) for number in range(32)]
+    with ThreadPoolExecutor(32) as pool:
+        together = list(pool.map(ask, range(32)))
+    assert together == alone
+    assert len({tuple(logits) for logits in alone}) == 32
+
+
+def test_a_model_without_pooling_says_that_it_gives_no_embeddings(server: Serving) -> None:
+    response = httpx.post(server.url + "/v1/embeddings", json={"input": "a"})
+    assert response.status_code == 400
+    assert "embeddings" in response.json()["error"]["message"]
+
+
+def test_ping_answers_while_the_model_works(server: Serving, chat: dict[str, Any]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(
+            httpx.post, server.url + "/v1/chat/completions", json={**chat, "max_tokens": 60}, timeout=300
+        )
+        while not working.done():
+            assert httpx.get(server.url + "/ping", timeout=2).status_code == 200
+        assert working.result().status_code == 200
+
+
+def test_it_says_what_it_is(server: Serving, gemma: Any) -> None:
+    identity = httpx.get(server.url + "/v1/identity").json()
+    assert identity["id"] == "gemma-3-270m"
+    assert len(identity["sha256"]) == 64
+    assert httpx.get(server.url + "/v1/models").json()["data"][0]["id"] == "gemma-3-270m"
+    assert not [line for line in server.lines if line["level"] == "error"]
