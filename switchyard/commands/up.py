@@ -20,9 +20,10 @@ from switchyard.commands.cloud import Home, Port
 from switchyard.commands.release import AllowDirty, BasesFile, EnvironmentName, make, step
 from switchyard.endpoint_client import EndpointClient
 from switchyard.environment import DEFAULT, Environment, load_environment
+from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.releases.bases import FILE, load_bases
 from switchyard.releases.build import matching_release
-from switchyard.releases.manifest import SAMPLE, Release, load_release
+from switchyard.releases.manifest import FOLDER, SAMPLE, Release, load_release
 from switchyard.releases.plan import Plan, plan_for
 from switchyard.releases.source import read_source
 from switchyard.supplies import FromCodeBuild, FromThisMachine
@@ -56,6 +57,11 @@ def command(
     the sample release, whose images are processes of this checkout, unless a release is named or --build is given.
     """
     began = time.monotonic()
+    if build and (release is not None or not local):
+        raise CommandError(
+            "--build is for --local without --release: on AWS a release is built when none is named",
+            code=ExitCode.USAGE,
+        )
     environment = load_environment(env)
     named = SAMPLE if release is None and local and not build else release
     manifest = None if named is None else load_release(named)
@@ -67,7 +73,10 @@ def command(
     with local_cloud.reached(cloud.environment() if cloud else {}):
         aws = Aws(environment.region)
         if plan is not None:
-            manifest = _built(aws, environment, plan, bases=bases, allow_dirty=allow_dirty)
+            # What is built in a local cloud goes with it, and so does its manifest.
+            folder = home / "releases" if local else FOLDER
+            manifest = _built(aws, environment, plan, bases=bases, allow_dirty=allow_dirty, folder=folder)
+            named = str(folder / f"{manifest.id}.json")
         manifest = manifest or load_release()
         cdk = Cdk(environment=env, release=reference(named or manifest.id), bases=bases.resolve())
         supplies = FromThisMachine(cloud) if cloud and manifest.sample else FromCodeBuild(environment)
@@ -82,15 +91,17 @@ def command(
     _advise(env, endpoints, local=local)
 
 
-def _built(aws: Aws, environment: Environment, plan: Plan, *, bases: Path, allow_dirty: bool) -> Release:
+def _built(aws: Aws, environment: Environment, plan: Plan, *, bases: Path, allow_dirty: bool, folder: Path) -> Release:
     """The release of this source: one that was built before, or a new one."""
-    if (found := matching_release(plan, read_source(), load_bases(bases))) is not None:
+    if (found := matching_release(plan, read_source(), load_bases(bases), folder=folder)) is not None:
         console.note(f"release {found.id} was built from this source; it is deployed")
         return found
     cdk = Cdk(environment=environment.name, release=SAMPLE, bases=bases.resolve())
     bucket = deployment.prepare(aws, environment, cdk, step)
-    made, path = make(aws, environment, plan, bucket=bucket, bases=bases, here=False, allow_dirty=allow_dirty)
-    console.note(f"release {made.id} is written to {path}; commit it")
+    made, path = make(
+        aws, environment, plan, bucket=bucket, bases=bases, here=False, allow_dirty=allow_dirty, to=folder
+    )
+    console.note(f"release {made.id} is written to {path}{'; commit it' if folder == FOLDER else ''}")
     return made
 
 
