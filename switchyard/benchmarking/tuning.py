@@ -74,7 +74,7 @@ def default_settings(cores: Cores, *, trained_context: int) -> EngineSettings:
         threads=cores.threads,
         batch_tokens=min(defaults["batch_tokens"], trained_context),
         flash_attention=defaults["flash_attention"],
-        cache_type=defaults.get("cache_type", "f16"),
+        cache_type=defaults["cache_type"],
     )
 
 

@@ -187,7 +187,15 @@ def _child(path: Path, gpu_layers: int) -> None:
     import numpy as np
 
     from switchyard_runtime.engine.interface import Piece
-    from switchyard_runtime.engine.llama import Context, ContextShape, LlamaError, Model, Run, llama_version
+    from switchyard_runtime.engine.llama import (
+        CACHE_TYPES,
+        Context,
+        ContextShape,
+        LlamaError,
+        Model,
+        Run,
+        llama_version,
+    )
     from switchyard_runtime.engine.probe import examine
     from switchyard_runtime.engine.segments import evaluate
 
@@ -207,12 +215,10 @@ def _child(path: Path, gpu_layers: int) -> None:
     def context(settings: dict[str, Any]) -> Context:
         key = json.dumps(settings)
         if key not in contexts:
-            known = {field.name for field in fields(ContextShape)}
-            shape = {name: value for name, value in settings.items() if name in known}
-            if settings.get("cache_type", "f16") != "f16" and "cache_type" not in known:
-                raise LlamaError("this server has no setting for the number format of the cells")
+            if settings["cache_type"] not in CACHE_TYPES:
+                raise LlamaError(f"cache_type {settings['cache_type']!r} is none of {', '.join(CACHE_TYPES)}")
             cells = min(SEQUENCE_TOKENS, model().trained_context)
-            contexts[key] = Context(model(), ContextShape(sequence_tokens=cells, sequences=2, **shape))
+            contexts[key] = Context(model(), ContextShape(sequence_tokens=cells, sequences=2, **settings))
             timed(contexts[key], "decision")
         return contexts[key]
 

@@ -78,9 +78,7 @@ def tune_command(
         key = _key(sha256, facts, found, gpu_layers=gpu_layers, q8_cache=q8_cache)
         kept = report or storage.cache_folder() / "benchmarks" / f"tune-{sha256[:16]}.json"
         findings = Findings(default=default, best=default) if fresh else _earlier(kept, key, default)
-        plan = stages(found, trained_context=facts.trained_context, q8_cache=q8_cache and _knows_cache_type())
-        if q8_cache and not _knows_cache_type():
-            console.note("this server has no setting for the number format of the cells; it is not tried")
+        plan = stages(found, trained_context=facts.trained_context, q8_cache=q8_cache)
         _search(bench, findings, plan, minutes=minutes, keep=lambda: _keep(kept, findings, key, {}))
         extra = _checks(bench, findings)
     _keep(kept, findings, key, extra)
@@ -116,10 +114,6 @@ def _facts(bench: Workbench) -> Facts:
         return bench.facts()
     except MeasureError as error:
         raise CommandError(f"the model cannot be measured: {error}", code=ExitCode.MODEL) from error
-
-
-def _knows_cache_type() -> bool:
-    return "cache_type" in Settings.model_fields
 
 
 def _key(sha256: str, facts: Facts, found: cores.Cores, *, gpu_layers: int, q8_cache: bool) -> dict[str, Any]:
