@@ -51,7 +51,8 @@ _NOT_CONTENT = ("id", "note")
 Kind = Literal["chat", "decision"]
 ReleaseId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+_DIGEST = r"^sha256:[0-9a-f]{64}$"
+Digest = Annotated[str, Field(pattern=_DIGEST)]
 FilePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$")]
 
 
@@ -128,7 +129,11 @@ class ImageBuildFacts(_Strict):
 class ReleasedImage(_Strict):
     """A container image by digest. The registry that holds it is the environment's business, or AWS's."""
 
-    digest: Annotated[str, Field(description="sha256: and 64 hexadecimal digits.")]
+    digest: Annotated[
+        str,
+        # A validator says better than a pattern what is wrong; the schema has the pattern.
+        Field(description="sha256: and 64 hexadecimal digits.", json_schema_extra={"pattern": _DIGEST}),
+    ]
     architecture: Annotated[Architecture, Field(description="x86_64 or arm64.")]
     cuda: Annotated[str | None, Field(description="Its CUDA version, such as 13.0; null without.")] = None
     llama_cpp: Annotated[str, Field(pattern=r"^b[0-9]+$", description="Build of llama.cpp in it, such as b10433.")]

@@ -36,7 +36,7 @@ def content() -> dict[str, Any]:
         "file": "tiny.gguf",
         "files": [{"name": "tiny.gguf", "role": "weights", "size": 5, "sha256": "a" * 64}],
     }
-    return {
+    made = {
         "source": {"commit": "1" * 40, "dirty": False},
         "models": {"decision": model},
         "images": {
@@ -45,10 +45,11 @@ def content() -> dict[str, Any]:
         },
         "prompts": [{"name": "decision", "version": "1", "sha256": "f" * 64}],
     }
+    return copy.deepcopy(made)
 
 
 def changed(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    data = copy.deepcopy(content())
+    data = content()
     change(data)
     return data
 

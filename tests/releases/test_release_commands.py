@@ -1,0 +1,73 @@
+"""``switchyard release`` without an account: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+from test_release_manifest import content
+
+from switchyard.cli import run
+from switchyard.exit_codes import ExitCode
+from switchyard.releases.manifest import Release, sealed, write_release
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path]:
+    """Two releases that differ in the binding of their image."""
+    other = content()
+    other["images"]["decision"]["cpu"]["build"]["binding"] = "0.3.36"
+    return tuple(write_release(sealed(each), folder=tmp_path)[1] for each in (content(), other))  # type: ignore[return-value]
+
+
+def test_show(two: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["release", "show", str(two[0]), "--json"]) == ExitCode.OK
+    shown = Release.model_validate_json(capsys.readouterr().out)
+    assert shown.id == two[0].stem
+    assert run(["release", "show", str(two[0])]) == ExitCode.OK
+    assert two[0].stem in capsys.readouterr().out
+
+
+def test_diff(two: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["release", "diff", *map(str, two), "--json"]) == ExitCode.OK
+    said = json.loads(capsys.readouterr().out)
+    assert (said["before"], said["after"]) == (two[0].stem, two[1].stem)
+    change = {"part": "images.decision.cpu", "what": "build.binding", "before": "0.3.35", "after": "0.3.36"}
+    assert said["changes"] == [change]
+    assert run(["release", "diff", *map(str, two)]) == ExitCode.OK
+    assert "build.binding" in capsys.readouterr().out
+    assert run(["release", "diff", str(two[0]), str(two[0])]) == ExitCode.OK
+    assert "are the same" in capsys.readouterr().out
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["release", "list", "--json"]) == ExitCode.OK
+    assert "sample" in [each["id"] for each in json.loads(capsys.readouterr().out)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["release", "show", "none"], "there is no release 'none'"),
+        (["release", "build", "--model", "decision"], "--model 'decision' is not ROLE=NAME"),
+        (["release", "build", "--env", "prod"], "builds no images: it pulls those of account"),
+        (["up", "--build"], "--build is for --local without --release"),
+    ],
+)
+def test_refused_before_anything_is_asked(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == ExitCode.USAGE
+    assert said in capsys.readouterr().err
+
+
+def test_the_published_schema_takes_what_is_written_and_refuses_a_tag(two: tuple[Path, Path]) -> None:
+    schema = json.loads((ROOT / "docs" / "reference" / "release.schema.json").read_text())
+    for path in (*two, ROOT / "releases" / "sample.json"):
+        jsonschema_rs.validate(schema, json.loads(path.read_text()))
+    wrong = json.loads(two[0].read_text())
+    wrong["images"]["decision"]["cpu"]["digest"] = "latest"
+    with pytest.raises(jsonschema_rs.ValidationError):
+        jsonschema_rs.validate(schema, wrong)
