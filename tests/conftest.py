@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Helper modules of the tests (stub_engine, live_server, tiny_models) are imported by name.
 sys.path.insert(0, str(Path(__file__).parent))
 
+import container_tools
 from live_server import ServerProcess
 from stub_engine import StubEngine
 from switchyard_runtime.http.app import create_app
@@ -34,6 +35,23 @@ hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_c
 hypothesis.settings.load_profile("untimed")
 
 EMBEDDED_MODEL = "gemma-3-270m"
+LEFT_OUT = pytest.StashKey[str]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests of real images out where they cannot run, unless they are required."""
+    why = "" if container_tools.REQUIRED else container_tools.why_not()
+    left = [item for item in items if why and item.get_closest_marker("containers")]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+        config.stash[LEFT_OUT] = f"{len(left)} tests of real images were left out: {why}"
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say what was left out."""
+    if LEFT_OUT in config.stash:
+        terminalreporter.write_line(config.stash[LEFT_OUT], yellow=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

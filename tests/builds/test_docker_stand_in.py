@@ -14,6 +14,8 @@ import pytest
 from switchyard.builds.container_storage import VARIABLE, write_storage
 from switchyard.builds.docker_on_buildah import location
 
+pytestmark = pytest.mark.containers
+
 COMMAND = [sys.executable, "-I", "-m", "switchyard.builds.docker_on_buildah"]
 
 Docker = Callable[..., subprocess.CompletedProcess[str]]

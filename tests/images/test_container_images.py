@@ -14,6 +14,8 @@ import pytest
 from switchyard.builds import image
 from switchyard_runtime.engine import abi
 
+pytestmark = pytest.mark.containers
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILES = sorted((ROOT / "images").glob("*.Dockerfile"))
 

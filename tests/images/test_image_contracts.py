@@ -19,6 +19,8 @@ from client_suite import *  # noqa: F403 - the tests, and the fixtures that they
 from served_image import ServedImage
 from server_suite import *  # noqa: F403 - the tests
 
+pytestmark = pytest.mark.containers
+
 
 @pytest.fixture(scope="module")
 def tools(docker_on_path: None) -> Mapping[str, str]:

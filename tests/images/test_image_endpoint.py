@@ -21,6 +21,8 @@ from served_image import podman
 from switchyard_localcloud import LocalCloud
 from switchyard_localcloud.sagemaker.podman import LABEL
 
+pytestmark = pytest.mark.containers
+
 QUESTION = {
     "decision": {
         "id": "a",

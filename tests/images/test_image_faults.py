@@ -15,6 +15,8 @@ from switchyard.builds import image
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard_runtime.engine import abi, llama
 
+pytestmark = pytest.mark.containers
+
 DIGEST = "sha256:" + "a" * 64
 TARGET = image.Target(
     repository="decision",

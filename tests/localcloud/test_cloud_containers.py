@@ -27,6 +27,8 @@ from switchyard_localcloud import LocalCloud
 from switchyard_localcloud.sagemaker import guard
 from switchyard_localcloud.sagemaker.podman import LABEL, OUTSIDE, remove, run
 
+pytestmark = pytest.mark.containers
+
 HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 
 

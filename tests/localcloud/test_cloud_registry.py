@@ -24,6 +24,8 @@ from conftest import Furnished
 from switchyard_localcloud import LocalCloud
 from switchyard_localcloud.registry.manifests import DOCKER, INDEXES, OCI
 
+pytestmark = pytest.mark.containers
+
 HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 PUBLISHED = f"763104351884.dkr.ecr.{REGION}.amazonaws.com"
 DOCKER_COMMAND = [sys.executable, "-I", "-m", "switchyard.builds.docker_on_buildah"]
