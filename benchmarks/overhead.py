@@ -203,7 +203,7 @@ def main() -> int:
     """Measure and print; the status is 1 when the overhead is over its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a GGUF file (default: the embedded model)")
-    parser.add_argument("--threads", type=int, default=cores.usable())
+    parser.add_argument("--threads", type=int, default=cores.threads())
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path, help="also write the figures here")
     given = parser.parse_args()

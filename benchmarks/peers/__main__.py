@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder of the results")
     again.add_argument("--page", type=Path, help="also write the tables between the marks of this Markdown page")
     for command in (run, fetch):
-        command.add_argument("--threads", type=int, default=cores.usable(), help="for every peer's llama.cpp")
+        command.add_argument("--threads", type=int, default=cores.threads(), help="for every peer's llama.cpp")
         command.add_argument("--model", type=Path, help="a GGUF file (default: the benchmark's model, fetched)")
     run.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"{', '.join(ALL)} (default: all but soak)")
     run.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(DEFAULT_PEERS))

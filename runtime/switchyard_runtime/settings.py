@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, field_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -37,7 +37,9 @@ class Settings(BaseSettings):
     )
 
     threads: Annotated[int, Field(ge=0, le=1024)] = Field(
-        0, description="Threads for llama.cpp; 0 means the physical cores that this process may use."
+        0,
+        description="Threads for llama.cpp; 0 means the physical cores that this process may use, less one for the "
+        "event loop where there are more than two.",
     )
     gpu_layers: Annotated[int, Field(ge=-1)] = Field(
         0, description="Layers on the GPU, -1 for all. Not 0: refuse to start without a GPU that takes them."
@@ -133,6 +135,14 @@ class Settings(BaseSettings):
         if not value.strip():
             raise ValueError("name a model of the catalogue or a GGUF file")
         return value
+
+    @model_validator(mode="after")
+    def _cells_can_be_small(self) -> Settings:
+        if self.cache_type != "f16" and self.flash_attention == "off":
+            raise ValueError(
+                f"cache_type={self.cache_type} needs flash attention, and flash_attention is off; set it to auto or on"
+            )
+        return self
 
     @property
     def model_path(self) -> Path:

@@ -47,6 +47,7 @@ def test_every_exit_code_has_a_meaning():
         (["serve", "--nonsense"], ExitCode.USAGE, "--nonsense"),
         (["serve", "--port", "abc"], ExitCode.USAGE, "--port"),
         (["serve", "--port", "99999"], ExitCode.USAGE, "port: Input should be less than or equal to 65535"),
+        (["serve", "--cache-type", "q8_0", "--flash-attention", "off"], ExitCode.USAGE, "set it to auto or on"),
         (["serve", "--config", "/nowhere.toml"], ExitCode.USAGE, "/nowhere.toml does not exist"),
         (["serve", "--model", "/nowhere.gguf"], ExitCode.MODEL, "/nowhere.gguf does not exist"),
         (["serve", "--model", "gpt-9"], ExitCode.MODEL, "no model 'gpt-9'"),

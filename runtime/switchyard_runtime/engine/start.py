@@ -54,7 +54,7 @@ def _start(settings: Settings) -> LlamaEngine:
                 sequence_tokens=allowed,
                 sequences=settings.chats + settings.decisions_together,
                 batch_tokens=min(settings.batch_tokens, allowed),
-                threads=settings.threads or cores.usable(),
+                threads=settings.threads or cores.threads(),
                 flash_attention=settings.flash_attention,
                 cache_type=settings.cache_type,
             )
