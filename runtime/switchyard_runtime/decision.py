@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Layout = Literal["auto", "options-first", "state-first"]
+Layout = Literal["state-first", "options-first"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,10 +15,12 @@ class Option:
     Attributes:
         id: What the caller calls it; echoed byte for byte.
         text: What the model reads beside the option's slot; never empty.
+        name: The short name that ``text`` begins with; empty when it has none.
     """
 
     id: str
     text: str
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

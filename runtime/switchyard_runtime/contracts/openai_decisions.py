@@ -505,15 +505,15 @@ def _question(question: Predicate | Choice | Score) -> Question:
     instructions = _content(question.instructions)
     match question:
         case Predicate():
-            options: tuple[Option, ...] = (Option(id="yes", text="yes"), Option(id="no", text="no"))
+            options: tuple[Option, ...] = tuple(Option(id=name, text=name, name=name) for name in ("yes", "no"))
         case Choice():
             options = tuple(
-                Option(id=label, text=labelled(label, choice.description or ""))
+                Option(id=label, text=labelled(label, choice.description or ""), name=label)
                 for label, choice in zip(_labels(question.choices), question.choices, strict=True)
             )
         case Score():
             options = tuple(
-                Option(id=str(index), text=labelled(level.label, level.description or ""))
+                Option(id=str(index), text=labelled(level.label, level.description or ""), name=level.label)
                 for index, level in enumerate(question.levels)
             )
     return Question(instructions=instructions, options=options)

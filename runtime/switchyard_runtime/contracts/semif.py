@@ -181,7 +181,8 @@ def _question(decision: DecisionModel) -> Question:
     return Question(
         instructions=decision.question,
         options=tuple(
-            Option(id=option.id, text=labelled(option.id, option.description or "")) for option in decision.options
+            Option(id=option.id, text=labelled(option.id, option.description or ""), name=option.id)
+            for option in decision.options
         ),
     )
 

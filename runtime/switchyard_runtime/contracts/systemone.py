@@ -215,7 +215,7 @@ def _instructions(given: Any, general: str) -> str:
 
 
 def _option(name: str, description: Any) -> Option:
-    return Option(id=name, text=labelled(name, "" if description is None else render(description)))
+    return Option(id=name, text=labelled(name, "" if description is None else render(description)), name=name)
 
 
 def _level(level: Any, index: int, levels: int) -> str:

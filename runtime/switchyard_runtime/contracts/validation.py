@@ -240,8 +240,8 @@ class Lenient(Strict):
 
 LAYOUT: Any = Field(
     None,
-    description="What comes first in the prompt: options-first, state-first, or auto, which decides by the length of "
-    "the state. The server's setting unless given.",
+    description="What comes first in the prompt: state-first decides better on small models, options-first makes new "
+    "states cheap. The server's setting unless given.",
 )
 """A request's choice of the prompt's layout, the same in every decision contract."""
 

@@ -1,9 +1,9 @@
 """The words of a decision's prompt. To change them, change them here and give the layout's version a new number.
 
-Two layouts, because what comes first can be evaluated once and used again. Options first: instructions, question and
-options, then the state, so that a new state costs little more than its own tokens. State first: instructions, the
-state, then question and options, so that many questions share one long state. The prompt is plain text without JSON
-around it, because every token costs time.
+Two layouts, because what comes first can be evaluated once and used again. State first: instructions, the state, then
+question and options, right before the answer, where a small model heeds them best. Options first: instructions,
+question and options, then the state and the options' names once more: a new state costs little more than itself. The
+prompt is plain text without JSON around it, because every token costs time.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Protocol
 
-from switchyard_runtime.decision import Layout, Question
+from switchyard_runtime.decision import Layout, Option, Question
 from switchyard_runtime.engine.interface import Piece
 from switchyard_runtime.generation import Message
 
-Order = Literal["options-first", "state-first"]
-VERSIONS: Mapping[Order, str] = MappingProxyType(
-    {"options-first": "options-first-letters-1", "state-first": "state-first-letters-1"}
+VERSIONS: Mapping[Layout, str] = MappingProxyType(
+    {"state-first": "state-first-letters-1", "options-first": "options-first-letters-1"}
 )
-LONG_STATE_TOKENS = 256
-"""A longer state comes first: evaluating it again for another question would cost more than the question itself."""
 INSTRUCTIONS = "Read the input and answer the question with the letter of exactly one option."
 ASK_WITHOUT_QUESTION = "Which option describes the input best?"
 _PLACE = "\ue000input\ue001"
@@ -67,13 +64,6 @@ def frame(template: Template) -> PromptFrame:
     )
 
 
-def order_of(layout: Layout, *, state_tokens: int) -> Order:
-    """What comes first. ``auto`` looks at the state alone, so that a question's company does not change its prompt."""
-    if layout != "auto":
-        return layout
-    return "state-first" if state_tokens > LONG_STATE_TOKENS else "options-first"
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What lies between the frame's two sides: first a part that other prompts may share, then the rest."""
@@ -82,16 +72,24 @@ class Parts:
     rest: tuple[Piece, ...]
 
 
-def parts(order: Order, *, state: str, question: Question, labels: Sequence[str], prompt_frame: PromptFrame) -> Parts:
+def parts(layout: Layout, *, state: str, question: Question, labels: Sequence[str], prompt_frame: PromptFrame) -> Parts:
     """One question about one state, up to where the model has to name a label."""
-    asked = _question_text(question, labels)
+    asked = _asked(question, labels)
     end = "\n" if prompt_frame.slot_prefix else ""
-    if order == "state-first":
+    if layout == "state-first":
         return Parts((Piece(f"Input:\n{state}\n\n"),), (Piece(asked + end), *prompt_frame.after))
-    return Parts((Piece(f"{asked}\n\nInput:\n"),), (Piece(f"{state}\n{end}"), *prompt_frame.after))
+    reminder = _reminder(question.options, labels)
+    return Parts((Piece(f"{asked}\n\nInput:\n"),), (Piece(f"{state}\n\n{reminder}{end}"), *prompt_frame.after))
 
 
-def _question_text(question: Question, labels: Sequence[str]) -> str:
+def _asked(question: Question, labels: Sequence[str]) -> str:
     lines = [f"Question: {question.instructions.strip() or ASK_WITHOUT_QUESTION}", "Options:"]
     lines += [f"{label}) {option.text}" for label, option in zip(labels, question.options, strict=True)]
     return "\n".join(lines)
+
+
+def _reminder(options: Sequence[Option], labels: Sequence[str]) -> str:
+    """The options once more, by name, or by letter alone where they have no names."""
+    if all(option.name for option in options):
+        return "Options: " + ", ".join(f"{label}) {o.name}" for label, o in zip(labels, options, strict=True))
+    return "Options: " + ", ".join(labels)

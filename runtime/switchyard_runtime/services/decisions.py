@@ -7,11 +7,10 @@ import time
 from dataclasses import dataclass, replace
 
 from switchyard_runtime.chat_template import ChatTemplate
-from switchyard_runtime.decision import Answer, DecisionRequest, Question, Timing, TokenCounts
-from switchyard_runtime.engine.interface import Engine, Piece, Score, ScoreJob, ScorePrompt, Segment
+from switchyard_runtime.decision import Answer, DecisionRequest, Layout, Question, Timing, TokenCounts
+from switchyard_runtime.engine.interface import Engine, Score, ScoreJob, ScorePrompt, Segment
 from switchyard_runtime.errors import Kind, Problem, over_budget
 from switchyard_runtime.scoring import prompt, readout
-from switchyard_runtime.scoring.prompt import Order
 from switchyard_runtime.scoring.slots import Slots, derive
 from switchyard_runtime.services.answer_cache import AnswerCache
 from switchyard_runtime.services.prompts import prompt_sha256
@@ -23,7 +22,7 @@ class _Prepared:
     """One question, ready to be scored."""
 
     prompt: ScorePrompt
-    order: Order
+    layout: Layout
     slots: tuple[int, ...]
     sha256: str
 
@@ -91,30 +90,23 @@ class DecisionService:
                     f"question {index} has {len(question.options)} options; "
                     f"this model's vocabulary has slots for {len(self.slots)}",
                 )
-        order = self._order(request)
-        prepared = [self._prompt(request.state, question, order) for question in request.questions]
+        layout = request.layout or self._settings.layout
+        prepared = [self._prompt(request.state, question, layout) for question in request.questions]
         allowed = self._engine.identity.model.context_tokens
         if (longest := max(len(each.prompt) for each in prepared)) > allowed:
             raise over_budget(counted=longest, allowed=allowed)
         return prepared
 
-    def _order(self, request: DecisionRequest) -> Order:
-        layout = request.layout or self._settings.layout
-        if layout != "auto":
-            return layout
-        state = self._engine.encode((Piece(request.state),), start=False)
-        return prompt.order_of(layout, state_tokens=len(state))
-
-    def _prompt(self, state: str, question: Question, order: Order) -> _Prepared:
+    def _prompt(self, state: str, question: Question, layout: Layout) -> _Prepared:
         count = len(question.options)
         parts = prompt.parts(
-            order, state=state, question=question, labels=self.slots.labels[:count], prompt_frame=self._frame
+            layout, state=state, question=question, labels=self.slots.labels[:count], prompt_frame=self._frame
         )
-        first = Segment(tuple(self._engine.encode(parts.shared, start=False)), private=order == "state-first")
+        first = Segment(tuple(self._engine.encode(parts.shared, start=False)), private=layout == "state-first")
         rest = tuple(self._engine.encode(parts.rest, start=False))
         return _Prepared(
             ScorePrompt(shared=(self._instructions, first), tail=rest),
-            order,
+            layout,
             self.slots.token_ids[:count],
             prompt_sha256([*self._instructions.tokens, *first.tokens, *rest]),
         )
@@ -131,7 +123,7 @@ class DecisionService:
             slot_mass=read.slot_mass,
             entropy=read.entropy,
             prompt_sha256=prepared.sha256,
-            prompt_version=prompt.VERSIONS[prepared.order],
+            prompt_version=prompt.VERSIONS[prepared.layout],
             readout=readout.NAME,
             tokens=score.tokens,
             timing=Timing(queue_ms=score.queue_ms, engine_ms=score.engine_ms, total_ms=total_ms),
