@@ -1,0 +1,83 @@
+"""From nothing to an answer with real images, by the documented commands only, and back to nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from switchyard.builds.container_storage import own_storage
+from switchyard_localcloud import LocalCloud, running_cloud
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(2400)]
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "gemma-3-270m"
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCloud]:
+    cloud = LocalCloud(tmp_path_factory.mktemp("chain") / "cloud", environment={"OMP_WAIT_POLICY": "passive"})
+    cloud.start(detached=True)
+    yield cloud
+    cloud.stop()
+
+
+@pytest.fixture(scope="module")
+def bases(cloud: LocalCloud, base, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ``images/bases.toml`` is on AWS: the digest of the published container, here of its stand-in."""
+    digest = cloud.publish_base(base.reference, "llama-cpp", storage=own_storage())
+    file = tmp_path_factory.mktemp("bases") / "bases.toml"
+    file.write_text(
+        f'[cpu]\ndigest = "{digest}"\narchitecture = "x86_64"\nllama_cpp = "{base.llama_cpp}"\n', encoding="utf-8"
+    )
+    return file
+
+
+def switchyard(*words: object, cloud: LocalCloud | None = None) -> str:
+    """Run a command as a person would; its output."""
+    environment = {**os.environ, **(cloud.environment() if cloud else {}), "NO_COLOR": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "switchyard", *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, f"{words}: {done.stdout[-4000:]}\n{done.stderr[-6000:]}"
+    return done.stdout
+
+
+def test_from_a_pinned_model_to_a_deployed_image_and_back(
+    cloud: LocalCloud, bases: Path, gemma: Path, tmp_path: Path
+) -> None:
+    home = cloud.options.home
+    switchyard("model", "pull", MODEL)
+    switchyard("model", "verify", MODEL)
+    switchyard("model", "package", MODEL, "--to", tmp_path / "package")
+    assert sorted(each.name for each in (tmp_path / "package").iterdir()) == [gemma.name, "model-manifest.json"]
+
+    switchyard("up", "--local", "--build", "--allow-dirty", "--home", home, "--bases", bases)
+    [built] = (home / "releases").glob("*.json")
+    release = json.loads(built.read_text(encoding="utf-8"))
+    assert release["images"]["decision"]["cpu"]["build"]["binding"] == "0.3.35"
+
+    bucket = release_bucket(cloud)
+    pushed = switchyard("model", "push", MODEL, "--bucket", bucket, "--region", cloud.details.region, cloud=cloud)
+    assert release["models"]["decision"]["key"] in pushed
+
+    switchyard("release", "show", built)
+    assert "differs" not in switchyard("release", "verify", built, "--env", "dev", cloud=cloud)
+    answer = switchyard("invoke", "decision", "examples/ticket.json", "--json", cloud=cloud)
+    assert "llama-cpp-python 0.3.35" in answer, "it comes from the image, not from a process of this checkout"
+
+    switchyard("down", "--local", "--home", home, "--yes")
+    assert running_cloud(home) is None
+    assert not home.exists()
+
+
+def release_bucket(cloud: LocalCloud) -> str:
+    """The artifact bucket, as the stack says."""
+    stacks = cloud.client("cloudformation").describe_stacks()["Stacks"]
+    outputs = {each["OutputKey"]: each["OutputValue"] for stack in stacks for each in stack.get("Outputs", [])}
+    return str(outputs["BucketName"])
