@@ -184,7 +184,8 @@ def client(cloud: CloudDetails, service: str, **credentials: Any) -> Any:
         "config": Config(proxies={}),
         **credentials,
     }
-    return boto3.client(service, endpoint_url=cloud.url, verify=cloud.ca_bundle, **given)
+    # Not the process's default session: that one remembers the configuration of whatever was reached first.
+    return boto3.Session().client(service, endpoint_url=cloud.url, verify=cloud.ca_bundle, **given)
 
 
 def register_image(
