@@ -109,7 +109,7 @@ def test_options_first_names_the_options_once_more(model: Model) -> None:
         text = "".join(piece.text for piece in pieces)
         return text[text.index("A STATE") :]
 
-    assert "Options: A) billing, B) shipping" in end_of(named)
+    assert "\nA) billing\nB) shipping" in end_of(named)
     assert "Options: A, B" in end_of((named[0], Option(id="1", text="a level that has no name")))
 
 

@@ -91,5 +91,5 @@ def _asked(question: Question, labels: Sequence[str]) -> str:
 def _reminder(options: Sequence[Option], labels: Sequence[str]) -> str:
     """The options once more, by name, or by letter alone where they have no names."""
     if all(option.name for option in options):
-        return "Options: " + ", ".join(f"{label}) {o.name}" for label, o in zip(labels, options, strict=True))
+        return "\n".join(f"{label}) {option.name}" for label, option in zip(labels, options, strict=True))
     return "Options: " + ", ".join(labels)
