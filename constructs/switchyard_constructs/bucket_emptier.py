@@ -6,11 +6,11 @@ from pathlib import Path
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
+from switchyard_constructs.inline_function import inline_function
 from switchyard_constructs.nag import acknowledge_wildcard
 from switchyard_constructs.refusal import Refused
 
@@ -67,34 +67,14 @@ class BucketEmptier(Construct):
         """
         super().__init__(scope, id)
         self.log_group = logs.LogGroup(self, "Log", retention=log_retention, removal_policy=cdk.RemovalPolicy.DESTROY)
-        self.role = iam.Role(
+        made = inline_function(
             self,
-            "Role",
-            assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
             description="Empties buckets of this stack that are about to be deleted",
-            inline_policies={
-                "Log": iam.PolicyDocument(
-                    statements=[
-                        iam.PolicyStatement(
-                            actions=["logs:CreateLogStream", "logs:PutLogEvents"],
-                            resources=[self.log_group.log_group_arn],
-                        )
-                    ]
-                )
-            },
+            source=_source(),
+            log_group=self.log_group,
+            timeout_s=900,
         )
-        self.function = lambda_.CfnFunction(
-            self,
-            "Function",
-            description="Empties buckets of this stack that are about to be deleted",
-            runtime="python3.14",
-            handler="index.handler",
-            code=lambda_.CfnFunction.CodeProperty(zip_file=_source()),
-            role=self.role.role_arn,
-            logging_config=lambda_.CfnFunction.LoggingConfigProperty(log_group=self.log_group.log_group_name),
-            timeout=900,
-            memory_size=256,
-        )
+        self.role, self.function = made.role, made.function
 
     def watch(self, id: str, bucket: s3.Bucket) -> cdk.CustomResource:
         """Empty ``bucket`` when it, or the stack, is deleted.

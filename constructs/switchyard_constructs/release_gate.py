@@ -13,12 +13,12 @@ from typing import Any
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
-from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
 from aws_cdk import region_info
 from constructs import Construct, IConstruct
 
 from switchyard_constructs.images import ImageReference
+from switchyard_constructs.inline_function import inline_function
 from switchyard_constructs.refusal import Refused
 
 HANDLER = Path(__file__).with_name("release_gate_handler.py")
@@ -108,34 +108,14 @@ class ReleaseGate(Construct):
         self.log_group = logs.LogGroup(
             self, "Log", retention=log_retention, removal_policy=removal_policy, encryption_key=encryption_key
         )
-        self.role = iam.Role(
+        made = inline_function(
             self,
-            "Role",
-            assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
             description="Looks whether what a release names is there",
-            inline_policies={
-                "Log": iam.PolicyDocument(
-                    statements=[
-                        iam.PolicyStatement(
-                            actions=["logs:CreateLogStream", "logs:PutLogEvents"],
-                            resources=[self.log_group.log_group_arn],
-                        )
-                    ]
-                )
-            },
+            source=inline_source(),
+            log_group=self.log_group,
+            timeout_s=120,
         )
-        self.function = lambda_.CfnFunction(
-            self,
-            "Function",
-            description="Looks whether what a release names is there",
-            runtime="python3.14",
-            handler="index.handler",
-            code=lambda_.CfnFunction.CodeProperty(zip_file=inline_source()),
-            role=self.role.role_arn,
-            logging_config=lambda_.CfnFunction.LoggingConfigProperty(log_group=self.log_group.log_group_name),
-            timeout=120,
-            memory_size=256,
-        )
+        self.role, self.function = made.role, made.function
         wanted: dict[str, Any] = {}
         if local_only:
             wanted["account"] = stack.account
