@@ -12,11 +12,10 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_s3_assets as s3_assets
-from aws_cdk import region_info
 from constructs import Construct
 
 from switchyard_constructs.build_project import BuildProject
-from switchyard_constructs.image_repository import PULL_ACTIONS
+from switchyard_constructs.image_repository import PULL_ACTIONS, registry_of
 from switchyard_constructs.images import ImageReference
 from switchyard_constructs.nag import acknowledge, acknowledge_wildcard, resource_from
 from switchyard_constructs.refusal import Refused
@@ -124,7 +123,7 @@ class ImageBuild(Construct):
         made_of = f"{source.asset_hash}\n{dockerfile}\n{base.repository}\n{base.digest}\n{llama_cpp}"
         self.tag = f"{Path(dockerfile).stem.lower()}-{hashlib.sha256(made_of.encode()).hexdigest()[:32]}"
         stack = cdk.Stack.of(self)
-        base_account, base_region = _registry(stack, base)
+        base_account, base_region = registry_of(stack, base)
         base_registry = f"{base_account}.dkr.ecr.{base_region}.{stack.url_suffix}"
         build = BuildProject(
             self,
@@ -222,11 +221,3 @@ class ImageBuild(Construct):
                     resources=[artifacts.encryption_key.key_arn],
                 )
             )
-
-
-def _registry(stack: cdk.Stack, image: ImageReference) -> tuple[str, str]:
-    """The account and the region of the registry that holds an image."""
-    account = image.account
-    if account is None:
-        account = stack.regional_fact(region_info.FactName.DLC_REPOSITORY_ACCOUNT) if image.published else stack.account
-    return account, image.region or stack.region

@@ -9,8 +9,10 @@ import aws_cdk as cdk
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
+from aws_cdk import region_info
 from constructs import Construct
 
+from switchyard_constructs.images import ImageReference
 from switchyard_constructs.refusal import Refused
 
 PULL_ACTIONS = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
@@ -101,3 +103,11 @@ class ImageRepository(Construct):
                     actions=list(PULL_ACTIONS),
                 )
             )
+
+
+def registry_of(stack: cdk.Stack, image: ImageReference) -> tuple[str, str]:
+    """Account and region of the registry that holds an image, for a stack that uses it."""
+    account = image.account
+    if account is None:
+        account = stack.regional_fact(region_info.FactName.DLC_REPOSITORY_ACCOUNT) if image.published else stack.account
+    return account, image.region or stack.region

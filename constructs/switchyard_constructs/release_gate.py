@@ -14,9 +14,9 @@ import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as logs
-from aws_cdk import region_info
 from constructs import Construct, IConstruct
 
+from switchyard_constructs.image_repository import registry_of
 from switchyard_constructs.images import ImageReference
 from switchyard_constructs.inline_function import inline_function
 from switchyard_constructs.refusal import Refused
@@ -120,7 +120,7 @@ class ReleaseGate(Construct):
         if local_only:
             wanted["account"] = stack.account
         if image is not None:
-            wanted["image"] = [registry(stack, image)[0], image.repository, image.digest]
+            wanted["image"] = [registry_of(stack, image)[0], image.repository, image.digest]
         if model is not None:
             objects = {name: [size, sha256] for name, (size, sha256) in sorted(model.objects.items())}
             wanted["model"] = [model.bucket, model.prefix, model.manifest_sha256, objects]
@@ -157,18 +157,10 @@ def inline_source() -> str:
     return source
 
 
-def registry(stack: cdk.Stack, image: ImageReference) -> tuple[str, str]:
-    """Account and region of the registry that holds an image, for a stack that uses it."""
-    account = image.account
-    if account is None:
-        account = stack.regional_fact(region_info.FactName.DLC_REPOSITORY_ACCOUNT) if image.published else stack.account
-    return account, image.region or stack.region
-
-
 def _image_statements(stack: cdk.Stack, image: ImageReference | None) -> list[iam.PolicyStatement]:
     if image is None:
         return []
-    account, region = registry(stack, image)
+    account, region = registry_of(stack, image)
     repository = stack.format_arn(
         service="ecr", account=account, region=region, resource="repository", resource_name=image.repository
     )

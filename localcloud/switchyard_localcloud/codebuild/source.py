@@ -7,12 +7,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from switchyard_localcloud.details import CloudDetails
 from switchyard_localcloud.errors import ServiceError
+from switchyard_localcloud.role_client import role_client
 from switchyard_localcloud.service_role import Credentials
 
 
@@ -28,16 +27,7 @@ def bring(source: dict[str, Any], folder: Path, *, cloud: CloudDetails, region: 
     location = str(source.get("location", ""))
     bucket, _, key = location.removeprefix("arn:aws:s3:::").partition("/")
     archive = folder.with_suffix(".zip")
-    s3 = boto3.client(
-        "s3",
-        endpoint_url=cloud.url,
-        verify=cloud.ca_bundle,
-        region_name=region,
-        aws_access_key_id=credentials.access_key_id,
-        aws_secret_access_key=credentials.secret_access_key,
-        aws_session_token=credentials.session_token,
-        config=Config(proxies={}),
-    )
+    s3 = role_client(cloud, "s3", credentials, region=region)
     try:
         s3.download_file(bucket, key, str(archive))
         _unpack(archive, folder)

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from switchyard_localcloud.details import CloudDetails
 from switchyard_localcloud.errors import ServiceError
+from switchyard_localcloud.role_client import role_client
 from switchyard_localcloud.s3_encryption import account_key
 from switchyard_localcloud.service_role import ServiceRole
 from switchyard_localcloud.wire import Parameters
@@ -84,16 +83,7 @@ def download(data: ModelData, folder: Path, *, role: ServiceRole, cloud: CloudDe
         ServiceError: Nothing is there, the role may not read it, it took too long, or the archive is broken.
     """
     credentials = role.assume("SageMaker")
-    client = boto3.client(
-        "s3",
-        endpoint_url=cloud.url,
-        region_name=cloud.region,
-        verify=cloud.ca_bundle,
-        aws_access_key_id=credentials.access_key_id,
-        aws_secret_access_key=credentials.secret_access_key,
-        aws_session_token=credentials.session_token,
-        config=Config(retries={"max_attempts": 1}, proxies={}, s3={"addressing_style": "path"}),
-    )
+    client = role_client(cloud, "s3", credentials)
     deadline = time.monotonic() + timeout_s
     try:
         for key, path in _files(client, data, folder):

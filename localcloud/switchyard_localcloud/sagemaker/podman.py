@@ -17,12 +17,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from switchyard_localcloud.details import CloudDetails
 from switchyard_localcloud.errors import ServiceError
+from switchyard_localcloud.role_client import role_client
 
 if TYPE_CHECKING:
     # The emulator imports this module before ministack, whose settings must be made first.
@@ -146,16 +145,7 @@ def _call(words: list[str], cloud: CloudDetails) -> subprocess.CompletedProcess[
 
 def _access(image: str, cloud: CloudDetails, credentials: Credentials) -> str:
     """What podman shows the registry: the token that the role gets from ECR."""
-    client = boto3.client(
-        "ecr",
-        endpoint_url=cloud.url,
-        region_name=cloud.region,
-        verify=cloud.ca_bundle,
-        aws_access_key_id=credentials.access_key_id,
-        aws_secret_access_key=credentials.secret_access_key,
-        aws_session_token=credentials.session_token,
-        config=Config(retries={"max_attempts": 1}, proxies={}),
-    )
+    client = role_client(cloud, "ecr", credentials)
     try:
         token: str = client.get_authorization_token()["authorizationData"][0]["authorizationToken"]
     except (ClientError, BotoCoreError) as error:
