@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import tiny_models
-from switchyard_runtime.engine.core import LlamaEngine
+from switchyard_runtime.engine.core import DECISIONS_IN_A_ROW, LlamaEngine
 from switchyard_runtime.engine.interface import (
     Delta,
     Done,
@@ -390,6 +391,19 @@ def test_work_ahead_that_outlasts_the_deadline_is_a_refusal(engine: LlamaEngine,
     running.result(WAIT_S)
 
 
+def test_a_chats_backlog_does_not_refuse_a_decision_which_goes_before_it(engine: LlamaEngine, gate: Gate) -> None:
+    chat = Collector(engine, "word " * 80, max_tokens=2)
+    assert gate.reached.wait(WAIT_S)
+    engine._meter.rate, engine._meter.chat_rate = 1000.0, 2.0  # the chat's prompt alone would take most of a minute
+    decision = engine.submit_score(job(engine, within_s=20))
+    problem = problem_of(lambda: Collector(engine, "another chat", max_tokens=2, within_s=20))
+    assert problem.kind is Kind.BUSY
+    gate.open()
+    assert len(decision.result(WAIT_S)) == 1
+    chat.wait()
+    assert engine._pending_tokens == engine._pending_chat_tokens == engine._pending_steps == 0
+
+
 def test_a_request_too_long_for_its_own_deadline_says_how_long_it_takes(engine: LlamaEngine) -> None:
     """The machine may only be slow at present, so this is a refusal for now, not a fault of the request."""
     engine._meter.rate = 10.0
@@ -629,6 +643,38 @@ def test_a_decision_waits_for_one_chunk_of_a_chat_at_most(engine: LlamaEngine, g
     assert engine.counters.active_generations == 1
     assert engine._chats.generations()[0].evaluated <= 2 * 256
     chat.wait()
+
+
+def test_waiting_decisions_run_in_a_row_and_leave_the_chat_its_turn(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of decisions that wait together a few go before the chat's next decode; then the chat has one."""
+    engine = started(model, queue_limit=64)
+    try:
+        gate = Gate(engine, monkeypatch)
+        chat = Collector(engine, "word " * 80, max_tokens=100)
+        assert gate.reached.wait(WAIT_S)
+        order: list[str] = []
+        decode = engine._context.decode
+
+        def noted(runs: Any) -> Any:
+            if runs[0].sequence > 0:
+                order.append("chat")
+            elif runs[0].output:
+                order.append("decision")
+            return decode(runs)
+
+        monkeypatch.setattr(engine._context, "decode", noted)
+        futures = [engine.submit_score(job(engine, f"decision {index}")) for index in range(3 * DECISIONS_IN_A_ROW)]
+        gate.open()
+        for future in futures:
+            future.result(WAIT_S)
+        in_a_row = [len(list(group)) for kind, group in groupby(order) if kind == "decision"]
+        assert in_a_row == [DECISIONS_IN_A_ROW] * 3
+        chat.wait()
+    finally:
+        gate.open()
+        engine.close(timeout_s=0)
 
 
 # --- embeddings

@@ -15,9 +15,10 @@ from switchyard_runtime.errors import Kind, Problem
 
 KEPT_TOKENS = 32
 """A shorter prompt is evaluated again faster than it is worth keeping."""
-DECISIONS_ABOUT_S = 5.0
+DECISIONS_ABOUT_S = 30.0
 """For how long after a decision the chats expect another one."""
-SHORTEST_CHUNK = 16
+CHUNK_IN_DECISIONS = 3.0
+"""How long a chunk may take while decisions come, in times of one of them: more for the chats is more waiting."""
 
 
 class ChatScheduler:
@@ -62,7 +63,6 @@ class ChatScheduler:
         self._starting: deque[Generation] = deque()
         self._prefills: deque[Prefill] = deque()
         self._generating: list[Choice] = []
-        self._rate = 0.0
 
     @property
     def active(self) -> int:
@@ -102,7 +102,7 @@ class ChatScheduler:
         if prefill:
             runs.append(self._next_chunk(prefill))
         began = time.monotonic()
-        with self._meter.decoding(sum(len(run.tokens) for run in runs)):
+        with self._meter.decoding(sum(len(run.tokens) for run in runs), chat=True):
             rows = self._context.decode(runs)
         taken = time.monotonic() - began
         self._meter.chatted(taken)
@@ -111,7 +111,7 @@ class ChatScheduler:
             choice.advanced()
             self._advance(choice, row)
         if prefill:
-            self._rate = len(runs[-1].tokens) / taken if taken > 0 else 0.0
+            prefill.chunks.took(len(runs[-1].tokens), taken)
             self._chunk_done(prefill, runs[-1], rows)
 
     def abandon(self, generation: Generation) -> None:
@@ -140,16 +140,18 @@ class ChatScheduler:
 
     def _next_chunk(self, prefill: Prefill) -> Run:
         prompt = prefill.generation.job.prompt
-        chunk = prompt[prefill.position : prefill.position + self._chunk_tokens()]
+        chunk = prompt[prefill.position : prefill.position + self._chunk_tokens(prefill)]
         last = prefill.position + len(chunk) == len(prompt)
         return Run(chunk, prefill.choice.sequence, prefill.position, last)
 
-    def _chunk_tokens(self) -> int:
-        """While decisions come, a chunk takes about as long as one of them, so that none waits much longer."""
+    def _chunk_tokens(self, prefill: Prefill) -> int:
         meter = self._meter
-        if not (meter.decision_s and self._rate) or time.monotonic() - meter.decided_at > DECISIONS_ABOUT_S:
+        if not meter.decision_s or time.monotonic() - meter.decided_at > DECISIONS_ABOUT_S:
             return self._chunk
-        return min(self._chunk, max(SHORTEST_CHUNK, int(self._rate * meter.decision_s)))
+        # llama.cpp cuts the batch where the shortest run ends: the first token shares a pass with the others' one.
+        beside = 1 if self._generating else 0
+        budget_s = CHUNK_IN_DECISIONS * meter.decision_s
+        return min(self._chunk, beside + prefill.chunks.next(budget_s=budget_s, most=self._chunk))
 
     def _chunk_done(self, prefill: Prefill, run: Run, rows: Sequence[Logits]) -> None:
         generation = prefill.generation

@@ -1,4 +1,4 @@
-"""The engine: one thread owns the context and loops. A waiting decision first, then one decode of the chats."""
+"""The engine: one thread owns the context and loops. Waiting decisions first, then one decode of the chats."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ from switchyard_runtime.errors import Kind, Problem, over_budget
 
 log = logging.getLogger(__name__)
 
+DECISIONS_IN_A_ROW = 4
+"""How many waiting decisions run before the chats get a decode, so that a burst of them does not stop every chat."""
 SHARE_OF_DEADLINE = 0.25
 """Of the time that is left to the most urgent of several decisions, how much one decode of them may take."""
 ScoreTicket = Ticket[ScoreRun, list[Score]]
@@ -116,6 +118,8 @@ class LlamaEngine:
         self._waiting: deque[Generation] = deque()
         self._pending_tokens = 0
         self._pending_steps = 0
+        self._pending_chat_tokens = 0
+        self._in_a_row = 0
         self._ready = False
         self._draining = False
         self._stop_at: float | None = None
@@ -262,8 +266,8 @@ class LlamaEngine:
             )
         generation = Generation(job, on_event, pending=len(job.prompt), unstarted=job.n, unfinished=job.n)
         with self._wake:
-            self._check_open(len(job.prompt), job.deadline)
-            self._pending_tokens += len(job.prompt)
+            self._check_open(len(job.prompt), job.deadline, chat=True)
+            self._pending_chat_tokens += len(job.prompt)
             self._waiting.append(generation)
             self._meter.counters.generations += 1
             self._wake.notify_all()
@@ -300,12 +304,16 @@ class LlamaEngine:
         self._short.push(ticket, caller=ticket.caller)
         self._wake.notify_all()
 
-    def _seconds_ahead(self) -> float:
-        """How long what is waiting and running takes, with the chats' decodes between."""
-        beside = 0.0 if self._chats.idle else self._pending_steps * self._meter.chat_step_s
-        return self._meter.seconds(self._pending_tokens) + beside
+    def _seconds_ahead(self, *, chat: bool) -> float:
+        """How long what is before a new request takes. Chats are before another chat only; a decision waits for a turn.
 
-    def _check_open(self, tokens: int, deadline: float) -> None:
+        Called with the lock.
+        """
+        turns = 0 if self._chats.idle else 1 + self._pending_steps // DECISIONS_IN_A_ROW
+        ahead = self._meter.seconds(self._pending_tokens) + turns * self._meter.chat_step_s
+        return ahead + self._meter.seconds(self._pending_chat_tokens, chat=True) if chat else ahead
+
+    def _check_open(self, tokens: int, deadline: float, *, chat: bool = False) -> None:
         """Refuse what cannot be answered in time, before any work is done."""
         if self._death is not None:
             raise self._refusal(Kind.ENGINE_FAILED, f"the engine has failed: {self._death}")
@@ -316,14 +324,14 @@ class LlamaEngine:
         if not self._ready:
             raise self._refusal(Kind.NOT_READY, "the model is still loading; try again shortly", 1000)
         waiting = len(self._short) + len(self._waiting)
-        ahead = self._seconds_ahead()
+        ahead = self._seconds_ahead(chat=chat)
         if waiting >= self._queue_limit:
             raise self._refusal(
                 Kind.BUSY,
                 f"{waiting} requests are waiting and {self._queue_limit} may; try again later",
                 max(100, math.ceil(ahead * 500)),
             )
-        own, left = self._meter.seconds(tokens), deadline - time.monotonic()
+        own, left = self._meter.seconds(tokens, chat=chat), deadline - time.monotonic()
         if own > left:
             raise self._refusal(
                 Kind.DEADLINE,
@@ -366,7 +374,7 @@ class LlamaEngine:
             self._context.close()
 
     def _step(self) -> bool:
-        """One decision, then one decode of the chats; False when it is time to end."""
+        """One decision, and a decode of the chats when no other waits or it is their turn; False at the end."""
         ticket = self._next_ticket()
         if ticket is _END:
             return False
@@ -375,9 +383,12 @@ class LlamaEngine:
                 self._work_together(ticket)
             else:
                 self._work(ticket)
+            self._in_a_row += 1
         self._sweep()
         self._feed_chats()
-        self._chats.step()
+        if not self._short or self._in_a_row >= DECISIONS_IN_A_ROW:
+            self._in_a_row = 0
+            self._chats.step()
         return True
 
     def _next_ticket(self) -> AnyTicket | object | None:
@@ -513,9 +524,9 @@ class LlamaEngine:
         ticket.tokens, ticket.steps = tokens, steps
 
     def _settle(self, tokens: int) -> None:
-        """Take evaluated or abandoned tokens off the work ahead."""
+        """Take a chat's evaluated or abandoned tokens off the work ahead."""
         with self._wake:
-            self._pending_tokens -= tokens
+            self._pending_chat_tokens -= tokens
 
     def _still_wanted(self, ticket: AnyTicket) -> None:
         """Let go of those who left or were waiting too long.
@@ -624,7 +635,7 @@ class LlamaEngine:
             short, waiting = self._short.clear(), list(self._waiting)
             self._waiting.clear()
             self._duplicates.clear()
-            self._pending_tokens = self._pending_steps = 0
+            self._pending_tokens = self._pending_steps = self._pending_chat_tokens = 0
         for ticket in short:
             ticket.fail(problem)
         for generation in (*waiting, *self._chats.close()):

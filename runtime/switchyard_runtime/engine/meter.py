@@ -22,7 +22,8 @@ class Meter:
 
     Attributes:
         counters: Totals since start.
-        rate: Evaluated tokens per second, smoothed over decodes of at least 16 tokens; 0 before the first.
+        rate: Tokens per second of what is not a chat, smoothed over decodes of at least 16 tokens; 0 before the first.
+        chat_rate: The same of the chats' prompts, whose tokens cost more the longer they are.
         decision_s: Seconds that one decision takes in the engine, smoothed; 0 before the first.
         decided_at: When the last decision was finished, ``time.monotonic()``; 0 before the first.
         start_seconds: Seconds that the start took, by stage.
@@ -32,6 +33,7 @@ class Meter:
     def __init__(self) -> None:
         self.counters = Counters()
         self.rate = 0.0
+        self.chat_rate = 0.0
         self.decision_s = 0.0
         self.decided_at = 0.0
         self.chat_step_s = 0.0
@@ -39,8 +41,8 @@ class Meter:
         self._started: float | None = None
 
     @contextmanager
-    def decoding(self, tokens: int) -> Iterator[None]:
-        """Account for one decode of ``tokens`` tokens."""
+    def decoding(self, tokens: int, *, chat: bool = False) -> Iterator[None]:
+        """Account for one decode of ``tokens`` tokens, of chats or of anything else."""
         started = self._started = time.monotonic()
         try:
             yield
@@ -50,7 +52,11 @@ class Meter:
         self.counters.decodes += 1
         self.counters.decoded_tokens += tokens
         self.counters.busy_seconds += taken
-        if tokens >= MINIMUM_TOKENS and taken > 0:
+        if tokens < MINIMUM_TOKENS or taken <= 0:
+            return
+        if chat:
+            self.chat_rate = smoothed(self.chat_rate, tokens / taken)
+        else:
             self.rate = smoothed(self.rate, tokens / taken)
 
     def served(self, seconds: float) -> None:
@@ -62,9 +68,10 @@ class Meter:
         """Account for one decode of the chats."""
         self.chat_step_s = smoothed(self.chat_step_s, seconds)
 
-    def seconds(self, tokens: int) -> float:
+    def seconds(self, tokens: int, *, chat: bool = False) -> float:
         """How long evaluating ``tokens`` takes at the measured rate; 0 while none was measured."""
-        return tokens / self.rate if self.rate else 0.0
+        rate = (self.chat_rate if chat else 0.0) or self.rate
+        return tokens / rate if rate else 0.0
 
     def running_for(self) -> float:
         """Seconds that the decode in progress has been running; 0 between decodes."""

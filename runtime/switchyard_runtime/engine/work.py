@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from switchyard_runtime.decision import TokenCounts
+from switchyard_runtime.engine.chunks import Chunks
 from switchyard_runtime.engine.interface import (
     Delta,
     Done,
@@ -133,6 +134,7 @@ class Prefill:
 
     choice: Choice
     position: int = 0
+    chunks: Chunks = field(default_factory=Chunks)
 
     @property
     def generation(self) -> Generation:

@@ -42,21 +42,21 @@ def read(logits: npt.NDArray[np.floating], slots: Sequence[int]) -> Readout:
         >>> read(np.array([0.0, 2.0, 2.0, -1e30]), [1, 2]).probabilities
         (0.5, 0.5)
     """
-    wide = logits.astype(np.float64)
-    if np.isnan(wide).any() or np.isposinf(wide).any() or not np.isfinite(wide[list(slots)]).all():
+    top = logits.max()  # NaN where any logit is
+    chosen = logits[list(slots)].astype(np.float64)
+    if not (np.isfinite(top) and np.isfinite(chosen).all()):
         raise ValueError("the model's logits are not finite")
-    chosen = wide[list(slots)]
     weights = np.exp(chosen - chosen.max())
     probabilities = weights / weights.sum()
     positive = probabilities[probabilities > 0]
     return Readout(
         probabilities=tuple(map(float, probabilities)),
         logits=tuple(map(float, chosen)),
-        slot_mass=min(1.0, float(np.exp(_log_sum_exp(chosen) - _log_sum_exp(wide)))),
+        slot_mass=min(1.0, float(np.exp(chosen - float(top)).sum() / _mass(logits, top))),
         entropy=max(0.0, float(-(positive * np.log(positive)).sum())),
     )
 
 
-def _log_sum_exp(values: npt.NDArray[np.float64]) -> float:
-    top = float(values.max())
-    return top + float(np.log(np.exp(values - top).sum()))
+def _mass(logits: npt.NDArray[np.floating], top: np.floating) -> float:
+    """The vocabulary's exponentials, relative to the largest; in its own precision, because there are many."""
+    return float(np.exp(logits - top).sum(dtype=np.float64))
