@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import tiny_models
-from switchyard_runtime.engine.core import DECISIONS_IN_A_ROW, LlamaEngine
+from switchyard_runtime.engine.core import DECISIONS_IN_A_ROW, LONGEST_PROMISE_S, LlamaEngine
 from switchyard_runtime.engine.interface import (
     Delta,
     Done,
@@ -389,6 +389,43 @@ def test_work_ahead_that_outlasts_the_deadline_is_a_refusal(engine: LlamaEngine,
     assert problem.retry_after_ms is not None
     gate.open()
     running.result(WAIT_S)
+
+
+def test_those_who_are_refused_are_told_to_come_back_one_after_another(engine: LlamaEngine, gate: Gate) -> None:
+    """Or they would all come back at once, and be refused again."""
+    running = engine.submit_score(job(engine, "word " * 80))
+    assert gate.reached.wait(WAIT_S)
+    engine._meter.rate = 50.0
+    own_ms = 1000 * engine._meter.seconds(engine._expected(job(engine, "too late")))
+    before = time.monotonic()
+    told = []
+    for _ in range(20):
+        problem = problem_of(lambda: engine.submit_score(job(engine, "too late", within_s=1)))
+        assert problem.kind is Kind.BUSY
+        assert problem.retry_after_ms is not None
+        told.append(problem.retry_after_ms)
+    taken_ms = 1000 * (time.monotonic() - before)  # their clocks started at different times
+    gaps = [later - earlier for earlier, later in pairwise(told)]
+    assert all(own_ms - taken_ms - 1 <= gap <= own_ms + 1 for gap in gaps), (own_ms, taken_ms, gaps)
+    engine._meter.rate = 0.001
+    problem = problem_of(lambda: engine.submit_score(job(engine, "never", within_s=5e4)))
+    assert problem.retry_after_ms == 1000 * LONGEST_PROMISE_S
+    gate.open()
+    running.result(WAIT_S)
+
+
+def test_a_full_queue_tells_everyone_another_time(engine: LlamaEngine, gate: Gate) -> None:
+    running = engine.submit_score(job(engine))
+    assert gate.reached.wait(WAIT_S)
+    waiting = [engine.submit_score(job(engine, f"state {n}")) for n in range(4)]
+    engine._meter.rate = 50.0
+    told = [
+        problem_of(lambda n=n: engine.submit_score(job(engine, f"refused {n}"))).retry_after_ms or 0 for n in range(3)
+    ]
+    assert told == sorted(set(told))
+    gate.open()
+    for future in [running, *waiting]:
+        future.result(WAIT_S)
 
 
 def test_a_chats_backlog_does_not_refuse_a_decision_which_goes_before_it(engine: LlamaEngine, gate: Gate) -> None:

@@ -110,7 +110,7 @@ def test_options_first_names_the_options_once_more(model: Model) -> None:
         return text[text.index("A STATE") :]
 
     assert "\nA billing\nB shipping" in end_of(named)
-    assert "Options: A, B" in end_of((named[0], Option(id="1", text="a level that has no name")))
+    assert "\n\nA B" in end_of((named[0], Option(id="1", text="a level that has no name")))
 
 
 @pytest.mark.parametrize("layout", prompt.VERSIONS)

@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 DECISIONS_IN_A_ROW = 4
 """How many waiting decisions run before the chats get a decode, so that a burst of them does not stop every chat."""
+LONGEST_PROMISE_S = 600.0
+"""No one who is refused is told to come back later than that."""
 SHARE_OF_DEADLINE = 0.25
 """Of the time that is left to the most urgent of several decisions, how much one decode of them may take."""
 ScoreTicket = Ticket[ScoreRun, list[Score]]
@@ -120,6 +122,7 @@ class LlamaEngine:
         self._pending_steps = 0
         self._pending_chat_tokens = 0
         self._in_a_row = 0
+        self._promised = 0.0
         self._ready = False
         self._draining = False
         self._stop_at: float | None = None
@@ -325,13 +328,13 @@ class LlamaEngine:
             raise self._refusal(Kind.NOT_READY, "the model is still loading; try again shortly", 1000)
         waiting = len(self._short) + len(self._waiting)
         ahead = self._seconds_ahead(chat=chat)
+        own, left = self._meter.seconds(tokens, chat=chat), deadline - time.monotonic()
         if waiting >= self._queue_limit:
             raise self._refusal(
                 Kind.BUSY,
                 f"{waiting} requests are waiting and {self._queue_limit} may; try again later",
-                max(100, math.ceil(ahead * 500)),
+                self._come_back(ahead / max(1, waiting), own),
             )
-        own, left = self._meter.seconds(tokens, chat=chat), deadline - time.monotonic()
         if own > left:
             raise self._refusal(
                 Kind.DEADLINE,
@@ -344,8 +347,22 @@ class LlamaEngine:
                 Kind.BUSY,
                 f"about {ahead:.1f} s of work are ahead and this request needs {own:.1f} s more, "
                 f"but its deadline is in {left:.1f} s; try again later",
-                max(100, math.ceil((ahead + own - left) * 1000)),
+                self._come_back(ahead + own - left, own),
             )
+
+    def _come_back(self, free_s: float, own_s: float) -> int:
+        """When to try again, in milliseconds: each who is refused is told a time of his own.
+
+        Told the same, all would come back at once and all but one be refused again. Called with the lock.
+
+        Args:
+            free_s: Seconds until there is room for one.
+            own_s: How long what is refused takes; the next place is free so much later.
+        """
+        now = time.monotonic()
+        at = min(max(self._promised, now + max(0.1, free_s)), now + LONGEST_PROMISE_S)
+        self._promised = max(self._promised, at + own_s)
+        return math.ceil((at - now) * 1000)
 
     def _refusal(self, kind: Kind, message: str, retry_after_ms: int | None = None) -> Problem:
         self._meter.counters.rejected += 1

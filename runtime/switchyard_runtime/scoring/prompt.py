@@ -93,4 +93,4 @@ def _reminder(options: Sequence[Option], labels: Sequence[str]) -> str:
     """The options once more, by name, or by letter alone where they have no names."""
     if all(option.name for option in options):
         return "\n".join(f"{label} {option.name}" for label, option in zip(labels, options, strict=True))
-    return "Options: " + ", ".join(labels)
+    return " ".join(labels)
