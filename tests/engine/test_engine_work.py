@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import tiny_models
-from switchyard_runtime.engine.core import DECISIONS_IN_A_ROW, LONGEST_PROMISE_S, LlamaEngine
+from switchyard_runtime.engine.admission import DECISIONS_IN_A_ROW, LONGEST_PROMISE_S
+from switchyard_runtime.engine.core import LlamaEngine
 from switchyard_runtime.engine.interface import (
     Delta,
     Done,
@@ -438,7 +439,8 @@ def test_a_chats_backlog_does_not_refuse_a_decision_which_goes_before_it(engine:
     gate.open()
     assert len(decision.result(WAIT_S)) == 1
     chat.wait()
-    assert engine._pending_tokens == engine._pending_chat_tokens == engine._pending_steps == 0
+    left = engine._admission
+    assert left.tokens == left.chat_tokens == left.steps == 0
 
 
 def test_a_request_too_long_for_its_own_deadline_says_how_long_it_takes(engine: LlamaEngine) -> None:

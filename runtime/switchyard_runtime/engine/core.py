@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from switchyard_runtime.engine.admission import DECISIONS_IN_A_ROW, Admission
 from switchyard_runtime.engine.chats import ChatScheduler
 from switchyard_runtime.engine.fair_queue import FairQueue
 from switchyard_runtime.engine.interface import (
@@ -40,10 +41,6 @@ from switchyard_runtime.errors import Kind, Problem, over_budget
 
 log = logging.getLogger(__name__)
 
-DECISIONS_IN_A_ROW = 4
-"""How many waiting decisions run before the chats get a decode, so that a burst of them does not stop every chat."""
-LONGEST_PROMISE_S = 600.0
-"""No one who is refused is told to come back later than that."""
 SHARE_OF_DEADLINE = 0.25
 """Of the time that is left to the most urgent of several decisions, how much one decode of them may take."""
 ScoreTicket = Ticket[ScoreRun, list[Score]]
@@ -90,10 +87,10 @@ class LlamaEngine:
         self._identity = identity
         self._probing = probing
         self._together = together
-        self._queue_limit = queue_limit
         self._decode_timeout = decode_timeout_s
         self._allowed = identity.model.context_tokens
         self._meter = Meter()
+        self._admission = Admission(self._meter, queue_limit=queue_limit)
         self._prefixes = PrefixStore(prefix_cache_bytes)
         self._scorer = Scorer(
             context,
@@ -118,11 +115,7 @@ class LlamaEngine:
         self._short: FairQueue[AnyTicket] = FairQueue()
         self._duplicates: dict[Duplicate, ScoreTicket] = {}
         self._waiting: deque[Generation] = deque()
-        self._pending_tokens = 0
-        self._pending_steps = 0
-        self._pending_chat_tokens = 0
         self._in_a_row = 0
-        self._promised = 0.0
         self._ready = False
         self._draining = False
         self._stop_at: float | None = None
@@ -270,7 +263,7 @@ class LlamaEngine:
         generation = Generation(job, on_event, pending=len(job.prompt), unstarted=job.n, unfinished=job.n)
         with self._wake:
             self._check_open(len(job.prompt), job.deadline, chat=True)
-            self._pending_chat_tokens += len(job.prompt)
+            self._admission.chat_tokens += len(job.prompt)
             self._waiting.append(generation)
             self._meter.counters.generations += 1
             self._wake.notify_all()
@@ -302,71 +295,27 @@ class LlamaEngine:
     def _admit(self, ticket: AnyTicket, *, deadline: float) -> None:
         """Queue a ticket, or refuse it. Called with the lock."""
         self._check_open(ticket.tokens, deadline)
-        self._pending_tokens += ticket.tokens
-        self._pending_steps += ticket.steps
+        self._admission.tokens += ticket.tokens
+        self._admission.steps += ticket.steps
         self._short.push(ticket, caller=ticket.caller)
         self._wake.notify_all()
 
-    def _seconds_ahead(self, *, chat: bool) -> float:
-        """How long what is before a new request takes. Chats are before another chat only; a decision waits for a turn.
-
-        Called with the lock.
-        """
-        turns = 0 if self._chats.idle else 1 + self._pending_steps // DECISIONS_IN_A_ROW
-        ahead = self._meter.seconds(self._pending_tokens) + turns * self._meter.chat_step_s
-        return ahead + self._meter.seconds(self._pending_chat_tokens, chat=True) if chat else ahead
-
     def _check_open(self, tokens: int, deadline: float, *, chat: bool = False) -> None:
-        """Refuse what cannot be answered in time, before any work is done."""
+        """Refuse what cannot be answered, or not in time. Called with the lock."""
+        refusal = self._admission.refusal
         if self._death is not None:
-            raise self._refusal(Kind.ENGINE_FAILED, f"the engine has failed: {self._death}")
+            raise refusal(Kind.ENGINE_FAILED, f"the engine has failed: {self._death}")
         if self._draining:
-            raise self._refusal(
-                Kind.DRAINING, "the server is shutting down; send the request to another instance", 1000
-            )
+            raise refusal(Kind.DRAINING, "the server is shutting down; send the request to another instance", 1000)
         if not self._ready:
-            raise self._refusal(Kind.NOT_READY, "the model is still loading; try again shortly", 1000)
-        waiting = len(self._short) + len(self._waiting)
-        ahead = self._seconds_ahead(chat=chat)
-        own, left = self._meter.seconds(tokens, chat=chat), deadline - time.monotonic()
-        if waiting >= self._queue_limit:
-            raise self._refusal(
-                Kind.BUSY,
-                f"{waiting} requests are waiting and {self._queue_limit} may; try again later",
-                self._come_back(ahead / max(1, waiting), own),
-            )
-        if own > left:
-            raise self._refusal(
-                Kind.DEADLINE,
-                f"the request has {tokens} tokens to evaluate, which takes about {own:.1f} s at this machine's present "
-                f"speed, and {max(left, 0):.1f} s are left; shorten it, or raise deadline_s on the server",
-                max(1000, math.ceil((own - left) * 1000)),
-            )
-        if ahead + own > left:
-            raise self._refusal(
-                Kind.BUSY,
-                f"about {ahead:.1f} s of work are ahead and this request needs {own:.1f} s more, "
-                f"but its deadline is in {left:.1f} s; try again later",
-                self._come_back(ahead + own - left, own),
-            )
-
-    def _come_back(self, free_s: float, own_s: float) -> int:
-        """When to try again, in milliseconds: each who is refused is told a time of his own.
-
-        Told the same, all would come back at once and all but one be refused again. Called with the lock.
-
-        Args:
-            free_s: Seconds until there is room for one.
-            own_s: How long what is refused takes; the next place is free so much later.
-        """
-        now = time.monotonic()
-        at = min(max(self._promised, now + max(0.1, free_s)), now + LONGEST_PROMISE_S)
-        self._promised = max(self._promised, at + own_s)
-        return math.ceil((at - now) * 1000)
-
-    def _refusal(self, kind: Kind, message: str, retry_after_ms: int | None = None) -> Problem:
-        self._meter.counters.rejected += 1
-        return Problem(kind, message, retry_after_ms=retry_after_ms)
+            raise refusal(Kind.NOT_READY, "the model is still loading; try again shortly", 1000)
+        self._admission.check(
+            tokens,
+            deadline=deadline,
+            waiting=len(self._short) + len(self._waiting),
+            beside_chats=not self._chats.idle,
+            chat=chat,
+        )
 
     # --- the owner thread --------------------------------------------------------------------------------------------
 
@@ -536,14 +485,14 @@ class LlamaEngine:
 
     def _progress(self, ticket: AnyTicket, *, tokens: int, steps: int) -> None:
         """Note what is left of a ticket. Called with the lock."""
-        self._pending_tokens -= ticket.tokens - tokens
-        self._pending_steps -= ticket.steps - steps
+        self._admission.tokens -= ticket.tokens - tokens
+        self._admission.steps -= ticket.steps - steps
         ticket.tokens, ticket.steps = tokens, steps
 
     def _settle(self, tokens: int) -> None:
         """Take a chat's evaluated or abandoned tokens off the work ahead."""
         with self._wake:
-            self._pending_chat_tokens -= tokens
+            self._admission.chat_tokens -= tokens
 
     def _still_wanted(self, ticket: AnyTicket) -> None:
         """Let go of those who left or were waiting too long.
@@ -652,7 +601,7 @@ class LlamaEngine:
             short, waiting = self._short.clear(), list(self._waiting)
             self._waiting.clear()
             self._duplicates.clear()
-            self._pending_tokens = self._pending_steps = self._pending_chat_tokens = 0
+            self._admission.clear()
         for ticket in short:
             ticket.fail(problem)
         for generation in (*waiting, *self._chats.close()):

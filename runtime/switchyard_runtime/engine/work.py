@@ -62,7 +62,7 @@ class Ticket(Generic[Job, Result]):
         job: The work.
         caller: Whose line it waits in.
         tokens: Tokens that are still expected to be evaluated for it.
-        steps: Decodes of chats that may come between, at most.
+        steps: Questions or texts that are left; the chats have a turn after some of them.
         waiters: Who waits; the first one asked first.
         started: When the engine began, ``time.monotonic()``; 0 before.
     """
