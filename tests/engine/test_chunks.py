@@ -50,3 +50,11 @@ def test_a_clock_that_does_not_move_teaches_nothing(seconds: float) -> None:
     chunks = Chunks(100.0, 50.0)
     chunks.took(TILE, seconds)
     assert chunks == Chunks(100.0, 50.0)
+
+
+def test_the_rate_is_that_of_the_whole_prompt() -> None:
+    chunks = Chunks()
+    assert chunks.rate == 0
+    chunks.took(TILE, 1.0)
+    chunks.took(SHORTEST, 1.0)
+    assert chunks.rate == (TILE + SHORTEST) / 2

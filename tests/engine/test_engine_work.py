@@ -33,6 +33,7 @@ from switchyard_runtime.engine.interface import (
     Segment,
 )
 from switchyard_runtime.engine.llama import LlamaError
+from switchyard_runtime.engine.segments import ROWS
 from switchyard_runtime.engine.start import start_engine
 from switchyard_runtime.errors import Kind, Problem
 from switchyard_runtime.settings import load_settings
@@ -156,12 +157,11 @@ def problem_of(call: Callable[[], Any]) -> Problem:
 
 def test_evaluated_tokens_are_the_engines_own_count(shared_engine: LlamaEngine) -> None:
     before = shared_engine.counters.decoded_tokens, shared_engine.counters.reused_tokens
-    scores = [
-        score
-        for text, tails in (("one state", 3), ("another state", 1), ("one state", 2))
-        for score in shared_engine.submit_score(job(shared_engine, text, tails=tails)).result(WAIT_S)
-    ]
-    assert shared_engine.counters.decoded_tokens - before[0] == sum(s.tokens.evaluated for s in scores)
+    jobs = [job(shared_engine, text, tails=n) for text, n in (("one state", 3), ("another state", 1), ("one state", 2))]
+    scores = [score for asked in jobs for score in shared_engine.submit_score(asked).result(WAIT_S)]
+    missing = [-len(prompt.tail) % ROWS for asked in jobs for prompt in asked.prompts]
+    filled = sum(count for count in missing if count <= ROWS // 2)
+    assert shared_engine.counters.decoded_tokens - before[0] == sum(s.tokens.evaluated for s in scores) + filled
     assert shared_engine.counters.reused_tokens - before[1] == sum(s.tokens.reused for s in scores)
     assert all(s.tokens.prompt == s.tokens.evaluated + s.tokens.reused for s in scores)
 
@@ -441,6 +441,13 @@ def test_a_chats_backlog_does_not_refuse_a_decision_which_goes_before_it(engine:
     chat.wait()
     left = engine._admission
     assert left.tokens == left.chat_tokens == left.steps == 0
+
+
+def test_a_slow_chat_does_not_refuse_the_next_one_for_ever(engine: LlamaEngine) -> None:
+    engine._meter.chat_rate = 0.001
+    Collector(engine, "word " * 80, max_tokens=2).wait()
+    assert engine._meter.chat_rate > 1
+    assert engine.counters.rejected == 0
 
 
 def test_a_request_too_long_for_its_own_deadline_says_how_long_it_takes(engine: LlamaEngine) -> None:

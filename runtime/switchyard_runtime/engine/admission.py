@@ -56,7 +56,8 @@ class Admission:
             Problem: BUSY when others are before it, DEADLINE when it takes too long even alone.
         """
         ahead = self.seconds_ahead(beside_chats=beside_chats, chat=chat)
-        own, left = self._meter.seconds(tokens, chat=chat), deadline - time.monotonic()
+        # Not at the chats' rate: what it learned from one long prompt would refuse the next, and then never change.
+        own, left = self._meter.seconds(tokens), deadline - time.monotonic()
         if waiting >= self._limit:
             raise self.refusal(
                 Kind.BUSY,

@@ -21,10 +21,14 @@ class Chunks:
     Attributes:
         tiled: Tokens per second of the last chunk of whole tiles; 0 before the first.
         small: Of the last smaller chunk; 0 before the first.
+        tokens: Of all chunks.
+        seconds: Of all chunks.
     """
 
     tiled: float = 0.0
     small: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
 
     def next(self, *, budget_s: float, most: int) -> int:
         """How many tokens may come next.
@@ -44,7 +48,14 @@ class Chunks:
         """Learn from a chunk."""
         if seconds <= 0:
             return
+        self.tokens += tokens
+        self.seconds += seconds
         if tokens >= TILE:
             self.tiled = tokens / seconds
         else:
             self.small = tokens / seconds
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of the whole prompt so far; 0 before the first chunk."""
+        return self.tokens / self.seconds if self.seconds else 0.0

@@ -23,7 +23,7 @@ class Meter:
     Attributes:
         counters: Totals since start.
         rate: Tokens per second of what is not a chat, smoothed over decodes of at least 16 tokens; 0 before the first.
-        chat_rate: The same of the chats' prompts, whose tokens cost more the longer they are.
+        chat_rate: Tokens per second of whole prompts of chats, smoothed; 0 before the first.
         decision_s: Seconds that one decision takes in the engine, smoothed; 0 before the first.
         decided_at: When the last decision was finished, ``time.monotonic()``; 0 before the first.
         start_seconds: Seconds that the start took, by stage.
@@ -52,17 +52,17 @@ class Meter:
         self.counters.decodes += 1
         self.counters.decoded_tokens += tokens
         self.counters.busy_seconds += taken
-        if tokens < MINIMUM_TOKENS or taken <= 0:
-            return
-        if chat:
-            self.chat_rate = smoothed(self.chat_rate, tokens / taken)
-        else:
+        if tokens >= MINIMUM_TOKENS and taken > 0 and not chat:
             self.rate = smoothed(self.rate, tokens / taken)
 
     def served(self, seconds: float) -> None:
         """Account for one decision that took ``seconds`` in the engine."""
         self.decision_s = smoothed(self.decision_s, seconds)
         self.decided_at = time.monotonic()
+
+    def prefilled(self, rate: float) -> None:
+        """Account for one chat's prompt that was evaluated at ``rate`` tokens per second."""
+        self.chat_rate = smoothed(self.chat_rate, rate)
 
     def chatted(self, seconds: float) -> None:
         """Account for one decode of the chats."""

@@ -8,6 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from switchyard_runtime.engine.interface import Logits
 from switchyard_runtime.engine.llama import Context, Run, Snapshot
 
+ROWS = 4
+"""llama.cpp multiplies so many tokens at a time on a CPU; two or three that are left over take longer than four."""
+
 
 def evaluate(
     context: Context,
@@ -22,7 +25,8 @@ def evaluate(
     """Evaluate one segment alone, in decodes of ``batch_tokens`` cut from the segment's own start.
 
     The cuts depend on nothing but the segment, so the same segment at the same position gives the same bits whatever
-    was evaluated before, beside or after it.
+    was evaluated before, beside or after it. With ``output`` the rows may be filled up behind the last token, which no
+    other token sees: the sequence must be cleared then.
 
     Args:
         context: Where to evaluate.
@@ -43,10 +47,22 @@ def evaluate(
         last = output and start + step >= len(tokens)
         if start:
             between()
-        with decoding(len(chunk)):
-            rows = context.decode([Run(chunk, sequence, position + start, last)])
+        runs = [Run(chunk, sequence, position + start, last)]
+        if last and (fill := _filling(len(chunk), position + start, context)):
+            runs.append(Run(chunk[-1:] * fill, sequence, position + start + len(chunk), False))
+        with decoding(sum(len(run.tokens) for run in runs)):
+            rows = context.decode(runs)
         logits = rows[0] if last else None
     return logits
+
+
+def _filling(tokens: int, position: int, context: Context) -> int:
+    """How many tokens to add to the last decode, so that it is not slower than with them."""
+    missing = -tokens % ROWS
+    fits = (
+        tokens + missing <= context.shape.batch_tokens and position + tokens + missing <= context.shape.sequence_tokens
+    )
+    return missing if missing <= ROWS // 2 and fits else 0
 
 
 def settle(context: Context, sequence: int, *, save: bool) -> Snapshot | None:

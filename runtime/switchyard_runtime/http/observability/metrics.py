@@ -25,7 +25,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0,
 
 # Attribute of Counters -> what it counts.
 _TOTALS = {
-    "decoded_tokens": "Tokens that went through llama_decode.",
+    "decoded_tokens": "Tokens that went through llama_decode, with the few that fill up its rows.",
     "reused_tokens": "Prompt tokens that were already in a kept prefix.",
     "generated_tokens": "Tokens generated for chats and completions.",
     "decodes": "Calls of llama_decode.",
