@@ -49,7 +49,7 @@ def evaluate(
             between()
         runs = [Run(chunk, sequence, position + start, last)]
         if last and (fill := _filling(len(chunk), position + start, context)):
-            runs.append(Run(chunk[-1:] * fill, sequence, position + start + len(chunk), False))
+            runs.append(Run([chunk[-1]] * fill, sequence, position + start + len(chunk), False))
         with decoding(sum(len(run.tokens) for run in runs)):
             rows = context.decode(runs)
         logits = rows[0] if last else None
