@@ -44,18 +44,20 @@ class PromptFrame:
     """The fixed text around a decision: before the input, after the options, and what precedes a slot's label.
 
     ``slot_prefix`` is a space where the model has to write " A" after "Answer:", and nothing after a template's
-    assistant header.
+    assistant header. ``mark`` follows an option's label: a model without a template, which only goes on with a text,
+    needs it to see that the labels are some.
     """
 
     before: tuple[Piece, ...]
     after: tuple[Piece, ...]
     slot_prefix: str
+    mark: str = ""
 
 
 def frame(template: Template) -> PromptFrame:
     """The frame in the model's own chat template, or the plain one for a model without a template."""
     if template.name == "plain":
-        return PromptFrame((Piece(INSTRUCTIONS + "\n\n"),), (Piece("Answer:"),), " ")
+        return PromptFrame((Piece(INSTRUCTIONS + "\n\n"),), (Piece("Answer:"),), " ", ")")
     pieces = template.render([Message("system", INSTRUCTIONS), Message("user", _PLACE)])
     at = next(i for i, piece in enumerate(pieces) if not piece.control and _PLACE in piece.text)
     head, _, rest = pieces[at].text.partition(_PLACE)
@@ -75,11 +77,12 @@ class Parts:
 
 def parts(layout: Layout, *, state: str, question: Question, labels: Sequence[str], prompt_frame: PromptFrame) -> Parts:
     """One question about one state, up to where the model has to name a label."""
-    asked = _asked(question, labels)
+    marked = [f"{label}{prompt_frame.mark}" for label in labels]
+    asked = _asked(question, marked)
     end = "\n" if prompt_frame.slot_prefix else ""
     if layout == "state-first":
         return Parts((Piece(f"{state}\n\n"),), (Piece(asked + end), *prompt_frame.after))
-    reminder = _reminder(question.options, labels)
+    reminder = _reminder(question.options, marked)
     return Parts((Piece(f"{asked}\n\n"),), (Piece(f"{state}\n\n{reminder}{end}"), *prompt_frame.after))
 
 
