@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,20 +51,41 @@ def running_server(
         CommandError: It stopped before it was ready (the end of its log is quoted), or was not ready in time.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as sink:
-        # In its own session, so that Ctrl-C in a terminal reaches us alone, and we stop it in order.
-        process = subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-m", "switchyard", "serve", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with log.open("wb") as sink, _interrupts_later():
+            # In its own session, so that Ctrl-C in a terminal reaches us alone, and we stop it in order.
+            process = subprocess.Popen(  # noqa: S603 - our own module
+                [sys.executable, "-m", "switchyard", "serve", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         _wait_until_ready(process, url, log, waiting)
         yield process
     finally:
-        stop(process)
+        if process:
+            stop(process)
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Hold Ctrl-C and SIGTERM back until the block ends: in the middle of a fork they would leave a child behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {
+        int(number): signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path, waiting: Callable[[float], None]) -> None:
