@@ -78,7 +78,7 @@ def test_the_parts_of_a_prompt_come_in_order(model: Model, layout: Layout) -> No
     frame = frame_of(model)
     pieces = [*frame.before, *pieces_of(model, layout, state="A STATE", question=QUESTION)]
     text = "".join(piece.text for piece in pieces)
-    asked = ["Which queue?", f"A{frame.mark} billing: money", f"B{frame.mark} shipping"]
+    asked = ["Which queue?", f"A{frame.headings.mark} billing: money", f"B{frame.headings.mark} shipping"]
     parts = [prompt.INSTRUCTIONS, *(["A STATE", *asked] if layout == "state-first" else [*asked, "A STATE"])]
     assert [text.count(part) for part in parts] == [1] * len(parts)
     assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
@@ -109,7 +109,7 @@ def test_options_first_names_the_options_once_more(model: Model) -> None:
         text = "".join(piece.text for piece in pieces)
         return text[text.index("A STATE") :]
 
-    mark = frame_of(model).mark
+    mark = frame_of(model).headings.mark
     assert f"\n\nA{mark} billing\nB{mark} shipping" in end_of(named)
     assert f"\n\nA{mark} B{mark}" in end_of((named[0], Option(id="1", text="a level that has no name")))
 

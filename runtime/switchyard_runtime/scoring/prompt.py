@@ -3,8 +3,8 @@
 Two layouts, because what comes first can be evaluated once and used again. State first: instructions, the state, then
 question and options, right before the answer, where a small model heeds them best. Options first: instructions,
 question and options, then the state and the options' names once more: a new state costs little more than itself. The
-prompt is plain text without JSON, headings or brackets around it: every token costs time, and on labelled cases small
-models decided better without them.
+prompt is plain text without JSON, and in a chat template without headings or brackets: every token costs time, and on
+labelled cases small models decided better without them.
 """
 
 from __future__ import annotations
@@ -40,24 +40,37 @@ class Template(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Headings:
+    """What says of a part what it is; ``mark`` follows an option's label."""
+
+    state: str = ""
+    question: str = ""
+    options: str = ""
+    mark: str = ""
+
+
+PLAIN_HEADINGS = Headings(state="Input:\n", question="Question: ", options="Options:\n", mark=")")
+"""A model without a template only goes on with a text. Without these it does not see that the letters are labels."""
+
+
+@dataclass(frozen=True, slots=True)
 class PromptFrame:
     """The fixed text around a decision: before the input, after the options, and what precedes a slot's label.
 
     ``slot_prefix`` is a space where the model has to write " A" after "Answer:", and nothing after a template's
-    assistant header. ``mark`` follows an option's label: a model without a template, which only goes on with a text,
-    needs it to see that the labels are some.
+    assistant header.
     """
 
     before: tuple[Piece, ...]
     after: tuple[Piece, ...]
     slot_prefix: str
-    mark: str = ""
+    headings: Headings = Headings()
 
 
 def frame(template: Template) -> PromptFrame:
     """The frame in the model's own chat template, or the plain one for a model without a template."""
     if template.name == "plain":
-        return PromptFrame((Piece(INSTRUCTIONS + "\n\n"),), (Piece("Answer:"),), " ", ")")
+        return PromptFrame((Piece(INSTRUCTIONS + "\n\n"),), (Piece("Answer:"),), " ", PLAIN_HEADINGS)
     pieces = template.render([Message("system", INSTRUCTIONS), Message("user", _PLACE)])
     at = next(i for i, piece in enumerate(pieces) if not piece.control and _PLACE in piece.text)
     head, _, rest = pieces[at].text.partition(_PLACE)
@@ -77,19 +90,20 @@ class Parts:
 
 def parts(layout: Layout, *, state: str, question: Question, labels: Sequence[str], prompt_frame: PromptFrame) -> Parts:
     """One question about one state, up to where the model has to name a label."""
-    marked = [f"{label}{prompt_frame.mark}" for label in labels]
-    asked = _asked(question, marked)
+    headings = prompt_frame.headings
+    marked = [f"{label}{headings.mark}" for label in labels]
+    asked = _asked(question, marked, headings)
     end = "\n" if prompt_frame.slot_prefix else ""
     if layout == "state-first":
-        return Parts((Piece(f"{state}\n\n"),), (Piece(asked + end), *prompt_frame.after))
+        return Parts((Piece(f"{headings.state}{state}\n\n"),), (Piece(asked + end), *prompt_frame.after))
     reminder = _reminder(question.options, marked)
-    return Parts((Piece(f"{asked}\n\n"),), (Piece(f"{state}\n\n{reminder}{end}"), *prompt_frame.after))
+    return Parts((Piece(f"{asked}\n\n{headings.state}"),), (Piece(f"{state}\n\n{reminder}{end}"), *prompt_frame.after))
 
 
-def _asked(question: Question, labels: Sequence[str]) -> str:
-    lines = [question.instructions.strip() or ASK_WITHOUT_QUESTION]
-    lines += [f"{label} {option.text}" for label, option in zip(labels, question.options, strict=True)]
-    return "\n".join(lines)
+def _asked(question: Question, labels: Sequence[str], headings: Headings) -> str:
+    options = "\n".join(f"{label} {option.text}" for label, option in zip(labels, question.options, strict=True))
+    asked = question.instructions.strip() or ASK_WITHOUT_QUESTION
+    return f"{headings.question}{asked}\n{headings.options}{options}"
 
 
 def _reminder(options: Sequence[Option], labels: Sequence[str]) -> str:
