@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from switchyard_runtime.engine.chunks import SHORTEST, SMALLER, TILE, Chunks
+from switchyard_runtime.engine.meter import Meter
 
 
 @given(
@@ -52,9 +53,16 @@ def test_a_clock_that_does_not_move_teaches_nothing(seconds: float) -> None:
     assert chunks == Chunks(100.0, 50.0)
 
 
-def test_the_rate_is_that_of_the_whole_prompt() -> None:
+def test_the_whole_prompt_is_counted() -> None:
     chunks = Chunks()
-    assert chunks.rate == 0
     chunks.took(TILE, 1.0)
     chunks.took(SHORTEST, 1.0)
-    assert chunks.rate == (TILE + SHORTEST) / 2
+    assert (chunks.tokens, chunks.seconds) == (TILE + SHORTEST, 2.0)
+
+
+def test_a_turn_of_a_few_new_tokens_says_nothing_about_how_fast_prompts_are() -> None:
+    meter = Meter()
+    meter.prefilled(1000, 5.0)
+    meter.prefilled(1, 0.1)
+    meter.prefilled(100, 0.0)
+    assert meter.chat_rate == 200

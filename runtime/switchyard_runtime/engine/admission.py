@@ -68,7 +68,8 @@ class Admission:
             raise self.refusal(
                 Kind.DEADLINE,
                 f"the request has {tokens} tokens to evaluate, which takes about {own:.1f} s at this machine's present "
-                f"speed, and {max(left, 0):.1f} s are left; shorten it, or raise deadline_s on the server",
+                f"speed, and {max(left, 0):.1f} s are left; shorten it, or raise deadline_s on the "
+                "server (of a stream: stream_deadline_s)",
                 max(1000, math.ceil((own - left) * 1000)),
             )
         if ahead + own > left:

@@ -161,7 +161,7 @@ class ChatScheduler:
         if not run.output:
             return
         self._prefills.popleft()
-        self._meter.prefilled(prefill.chunks.rate)
+        self._meter.prefilled(prefill.chunks.tokens, prefill.chunks.seconds)
         generation.prefilled = time.monotonic()
         self._keep(generation, generation.job.prompt, run.sequence)
         if generation.unstarted and self.sharing:

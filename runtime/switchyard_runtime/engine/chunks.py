@@ -54,8 +54,3 @@ class Chunks:
             self.tiled = tokens / seconds
         else:
             self.small = tokens / seconds
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second of the whole prompt so far; 0 before the first chunk."""
-        return self.tokens / self.seconds if self.seconds else 0.0

@@ -60,9 +60,10 @@ class Meter:
         self.decision_s = smoothed(self.decision_s, seconds)
         self.decided_at = time.monotonic()
 
-    def prefilled(self, rate: float) -> None:
-        """Account for one chat's prompt that was evaluated at ``rate`` tokens per second."""
-        self.chat_rate = smoothed(self.chat_rate, rate)
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        """Account for one chat's prompt, of which ``tokens`` had to be evaluated and took ``seconds``."""
+        if tokens >= MINIMUM_TOKENS and seconds > 0:
+            self.chat_rate = smoothed(self.chat_rate, tokens / seconds)
 
     def chatted(self, seconds: float) -> None:
         """Account for one decode of the chats."""
