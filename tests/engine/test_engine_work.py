@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from itertools import groupby, pairwise
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 import tiny_models
-from switchyard_runtime.engine.admission import DECISIONS_IN_A_ROW, LONGEST_PROMISE_S
+from switchyard_runtime.engine.admission import LONGEST_PROMISE_S
 from switchyard_runtime.engine.core import LlamaEngine
 from switchyard_runtime.engine.interface import (
     Delta,
@@ -32,7 +33,7 @@ from switchyard_runtime.engine.interface import (
     ScorePrompt,
     Segment,
 )
-from switchyard_runtime.engine.llama import LlamaError
+from switchyard_runtime.engine.llama import Context, LlamaError
 from switchyard_runtime.engine.segments import ROWS
 from switchyard_runtime.engine.start import start_engine
 from switchyard_runtime.errors import Kind, Problem
@@ -121,19 +122,24 @@ class Collector:
         return last.problem
 
 
+def patch_decodes(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch, wrap: Callable[..., Any]) -> None:
+    """Have ``wrap(context, decode, runs, **more)`` called for every decode."""
+    for context in (engine._context, engine._chat_context):
+        monkeypatch.setattr(context, "decode", partial(wrap, context, context.decode))
+
+
 class Gate:
     """Holds the engine's next decode until opened."""
 
     def __init__(self, engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self._open = threading.Event(), threading.Event()
-        decode = engine._context.decode
 
-        def held(runs: Any) -> Any:
+        def held(_: Context, decode: Callable[..., Any], runs: Any, **more: Any) -> Any:
             self.reached.set()
             assert self._open.wait(WAIT_S)
-            return decode(runs)
+            return decode(runs, **more)
 
-        monkeypatch.setattr(engine._context, "decode", held)
+        patch_decodes(engine, monkeypatch, held)
 
     def open(self) -> None:
         self._open.set()
@@ -682,23 +688,89 @@ def test_a_caller_whose_callback_fails_is_one_who_left(shared_engine: LlamaEngin
 def noted(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the engine's decodes are for, from now on: chats, and questions of decisions."""
     order: list[str] = []
-    decode = engine._context.decode
 
-    def note(runs: Any) -> Any:
-        if runs[0].sequence > 0:
+    def note(context: Context, decode: Callable[..., Any], runs: Any, **more: Any) -> Any:
+        if context is engine._chat_context:
             order.append("chat")
-        elif runs[0].output:
+            rows = decode(runs, **more)
+            order.append("chat over")
+            return rows
+        if runs[0].output:
             order.append("decision")
-        return decode(runs)
+        return decode(runs, **more)
 
-    monkeypatch.setattr(engine._context, "decode", note)
+    patch_decodes(engine, monkeypatch, note)
     return order
 
 
-def test_a_decision_waits_for_one_chunk_of_a_chat_at_most(
+class Middle:
+    """Holds a chat's decode at its first stop until opened."""
+
+    def __init__(self, engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self._open = threading.Event(), threading.Event()
+        between = engine._between
+
+        def held() -> None:
+            self.reached.set()
+            assert self._open.wait(WAIT_S)
+            between()
+
+        monkeypatch.setattr(engine, "_between", held)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def middle(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Middle]:
+    middle = Middle(engine, monkeypatch)
+    yield middle
+    middle.open()
+
+
+def test_a_decision_goes_first_in_the_middle_of_a_chats_prompt(
+    engine: LlamaEngine, middle: Middle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (alone,) = engine.submit_score(job(engine)).result(WAIT_S)
+    order = noted(engine, monkeypatch)
+    said = Collector(engine, "word " * 80, max_tokens=4)
+    assert middle.reached.wait(WAIT_S)
+    decision = engine.submit_score(job(engine, caller="someone else"))
+    middle.open()
+    (score,) = decision.result(WAIT_S)
+    assert np.array_equal(score.logits, alone.logits)
+    said.wait()
+    assert order[:3] == ["chat", "decision", "chat over"]
+    assert engine.counters.interruptions == 1
+    assert Collector(engine, "word " * 80, max_tokens=4).text() == said.text()
+
+
+def test_a_burst_of_decisions_leaves_the_chat_its_turn(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many decisions that come in the middle of a prompt, some are left when the chat has its next token."""
+    engine = started(model, queue_limit=512)
+    try:
+        middle = Middle(engine, monkeypatch)
+        order = noted(engine, monkeypatch)
+        chat = Collector(engine, "word " * 80, max_tokens=40)
+        assert middle.reached.wait(WAIT_S)
+        futures = [engine.submit_score(job(engine, f"decision {index}")) for index in range(200)]
+        middle.open()
+        for future in futures:
+            future.result(WAIT_S)
+        chat.wait()
+        last = len(order) - 1 - order[::-1].index("decision")
+        assert "chat over" in order[:last]
+    finally:
+        middle.open()
+        engine.close(timeout_s=0)
+
+
+def test_a_decision_waits_for_one_chunk_where_nothing_can_be_stopped(
     engine: LlamaEngine, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the first decode is held, a chat of many chunks and a decision arrive: the decision is next."""
+    engine._chat_context.interruptible = False
+    engine._meter.served(0.001)
     chat = Collector(engine, "word " * 80, max_tokens=2)
     assert gate.reached.wait(WAIT_S)
     order = noted(engine, monkeypatch)
@@ -707,28 +779,26 @@ def test_a_decision_waits_for_one_chunk_of_a_chat_at_most(
     decision.result(WAIT_S)
     chat.wait()
     assert order[:2] == ["decision", "chat"]
+    assert engine.counters.interruptions == 0
 
 
-def test_waiting_decisions_run_in_a_row_and_leave_the_chat_its_turn(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_decision_that_fails_in_the_middle_of_a_chat_fails_everyone_honestly(
+    engine: LlamaEngine, middle: Middle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of decisions that wait together a few go before the chat's next decode; then the chat has one."""
-    engine = started(model, queue_limit=64)
-    try:
-        gate = Gate(engine, monkeypatch)
-        chat = Collector(engine, "word " * 80, max_tokens=100)
-        assert gate.reached.wait(WAIT_S)
-        order = noted(engine, monkeypatch)
-        futures = [engine.submit_score(job(engine, f"decision {index}")) for index in range(3 * DECISIONS_IN_A_ROW)]
-        gate.open()
-        for future in futures:
-            future.result(WAIT_S)
-        in_a_row = [len(list(group)) for kind, group in groupby(order) if kind == "decision"]
-        assert in_a_row == [DECISIONS_IN_A_ROW] * 3
-        chat.wait()
-    finally:
-        gate.open()
-        engine.close(timeout_s=0)
+    chat = Collector(engine, "word " * 80, max_tokens=4)
+    assert middle.reached.wait(WAIT_S)
+    decision = engine.submit_score(job(engine))
+
+    def broken(_: Any) -> Any:
+        raise LlamaError("llama_decode returned -3")
+
+    monkeypatch.setattr(engine._context, "decode", broken)
+    middle.open()
+    with pytest.raises(Problem) as caught:
+        decision.result(WAIT_S)
+    assert caught.value.kind is Kind.ENGINE_FAILED
+    assert chat.problem().kind is Kind.ENGINE_FAILED
+    assert "-3" in engine.health().reason
 
 
 # --- embeddings
@@ -784,10 +854,10 @@ def test_a_failing_decode_kills_the_engine_and_fails_everyone_honestly(
     assert gate.reached.wait(WAIT_S)
     waiting, chat = engine.submit_score(job(engine, "waiting")), Collector(engine, "chat")
 
-    def broken(_: Any) -> Any:
+    def broken(*_: Any, **__: Any) -> Any:
         raise LlamaError("llama_decode returned -3")
 
-    monkeypatch.setattr(engine._context, "decode", broken)
+    patch_decodes(engine, monkeypatch, broken)
     gate.open()
     for future in (running, waiting):
         with pytest.raises(Problem) as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,9 +97,11 @@ def test_a_callers_text_serves_that_caller_only() -> None:
 
 def test_a_kept_text_is_found_by_its_tokens() -> None:
     store = PrefixStore(100)
-    keep(store, Segment((1, 2, 3), private=True), caller="ann")
-    keep(store, Segment((1, 2, 3, 4, 5), private=True), caller="ann")
-    keep(store, Segment((1, 2, 3, 4, 5, 6)), caller="")
+    for size in (3, 5):
+        assert store.keep_text((1, 2, 3, 4, 5)[:size], snapshot(10), caller="ann")
+    assert not store.keep_text((1, 2, 3), snapshot(10), caller="ann")
+    assert store.has_text((1, 2, 3), caller="ann")
+    assert not store.has_text((1, 2, 3), caller="bob")
     hit = store.longest_text((1, 2, 3, 4, 5, 6, 7), caller="ann")
     assert hit is not None
     assert hit[0] == 5
@@ -107,6 +110,20 @@ def test_a_kept_text_is_found_by_its_tokens() -> None:
     assert shorter[0] == 3
     assert store.longest_text((1, 2), caller="ann") is None
     assert store.longest_text((1, 2, 3, 4, 5, 6, 7), caller="bob") is None
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_chats_text_is_no_decisions_and_the_other_way_round(private: bool) -> None:
+    """They are of different contexts, and a chat's cells were evaluated in other cuts: not the same bits."""
+    tokens, store = (1, 2, 3), PrefixStore(100)
+    segment = Segment(tokens, private=private)
+    store.keep_text(tokens, snapshot(10), caller="")
+    assert found(store, segment) == 0
+    assert store.missing((segment,), caller="") == 3
+    store = PrefixStore(100)
+    keep(store, segment, caller="")
+    assert store.longest_text((*tokens, 4), caller="") is None
+    assert not store.has_text(tokens, caller="")
 
 
 CHAINS = st.lists(st.sampled_from([A, B, C, SECRET]), min_size=1, max_size=3).map(tuple)

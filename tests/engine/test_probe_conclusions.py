@@ -56,7 +56,7 @@ def test_a_snapshot_that_differs_is_seen(model: Path, monkeypatch: pytest.Monkey
     def forgetful(context: Context, snapshot: object, sequence: int) -> None:
         from switchyard_runtime.engine.segments import evaluate
 
-        if sequence == probe.OTHER:
+        if sequence == 1:
             evaluate(context, [5] * probe.PREFIX_TOKENS, sequence=sequence, position=0, output=False)
         else:
             restore(context, snapshot, sequence)

@@ -6,10 +6,9 @@ import math
 import time
 
 from switchyard_runtime.engine.meter import Meter
+from switchyard_runtime.engine.turns import IN_A_ROW, OWED_PER_SECOND
 from switchyard_runtime.errors import Kind, Problem
 
-DECISIONS_IN_A_ROW = 4
-"""How many waiting decisions run before the chats get a decode, so that a burst of them does not stop every chat."""
 SOONEST_S = 0.1
 LONGEST_PROMISE_S = 600.0
 """No one who is refused is told to come back later than that."""
@@ -82,8 +81,10 @@ class Admission:
 
     def seconds_ahead(self, *, beside_chats: bool, chat: bool) -> float:
         """How long what is before a new request takes, by the measured rates."""
-        turns = 1 + self.steps // DECISIONS_IN_A_ROW if beside_chats else 0
-        ahead = self._meter.seconds(self.tokens) + turns * self._meter.chat_step_s
+        ahead = self._meter.seconds(self.tokens)
+        if beside_chats:
+            turns_s = (1 + self.steps // IN_A_ROW) * self._meter.chat_turn_s
+            ahead += max(turns_s, ahead * OWED_PER_SECOND)
         return ahead + self._meter.seconds(self.chat_tokens, chat=True) if chat else ahead
 
     def refusal(self, kind: Kind, message: str, retry_after_ms: int | None = None) -> Problem:

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from switchyard_runtime.engine.interface import Logits, Segment
+from switchyard_runtime.engine.interface import Logits
 from switchyard_runtime.engine.llama import Context, LlamaError, Run
 from switchyard_runtime.engine.meter import Meter
 from switchyard_runtime.engine.prefixes import PrefixStore
@@ -18,7 +18,7 @@ KEPT_TOKENS = 32
 DECISIONS_ABOUT_S = 30.0
 """For how long after a decision the chats expect another one."""
 CHUNK_IN_DECISIONS = 3.0
-"""How long a chunk may take while decisions come, in times of one of them: more for the chats is more waiting."""
+"""How long a chunk that nothing can interrupt may take while decisions come, in times of one of them."""
 
 
 class ChatScheduler:
@@ -31,10 +31,9 @@ class ChatScheduler:
         sharing: Snapshots work on this model.
 
     Args:
-        context: The context; this object uses ``sequences``.
+        context: A context of its own, with a sequence for each choice that may run at the same time.
         prefixes: Where prompts and turns are kept.
         meter: Counts every decode.
-        sequences: One for each choice that may run at the same time.
         chunk_tokens: Most tokens of a prompt in one decode.
         reuse: Keep prompts and turns between requests, for the same caller.
         settled: Told how many tokens of waiting work were done or given up.
@@ -46,7 +45,6 @@ class ChatScheduler:
         prefixes: PrefixStore,
         meter: Meter,
         *,
-        sequences: Sequence[int],
         chunk_tokens: int,
         reuse: bool,
         settled: Callable[[int], None],
@@ -55,8 +53,9 @@ class ChatScheduler:
         self._vocabulary = context.model.vocabulary
         self._prefixes = prefixes
         self._meter = meter
-        self._free = list(reversed(sequences))
-        self._chunk = min(chunk_tokens, context.shape.batch_tokens - len(sequences))
+        sequences = context.shape.sequences
+        self._free = list(reversed(range(sequences)))
+        self._chunk = min(chunk_tokens, context.shape.batch_tokens - sequences)
         self.sharing = False
         self._reuse = reuse
         self._settled = settled
@@ -91,8 +90,12 @@ class ChatScheduler:
         generation.started = time.monotonic()
         self._starting.append(generation)
 
-    def step(self) -> None:
-        """Start what can start, then one decode."""
+    def step(self, *, between: Callable[[], None]) -> None:
+        """Start what can start, then one decode.
+
+        Args:
+            between: Called in the middle of the decode of a prompt, if the context is interruptible.
+        """
         self._start_choices()
         if not (self._generating or self._prefills):
             return
@@ -101,17 +104,14 @@ class ChatScheduler:
         prefill = self._prefills[0] if self._prefills else None
         if prefill:
             runs.append(self._next_chunk(prefill))
-        began = time.monotonic()
-        with self._meter.decoding(sum(len(run.tokens) for run in runs), chat=True):
-            rows = self._context.decode(runs)
-        taken = time.monotonic() - began
-        self._meter.chatted(taken)
+        with self._meter.decoding(sum(len(run.tokens) for run in runs), chat=True) as decode:
+            rows = self._context.decode(runs, between=between if prefill else None)
         self._meter.counters.generated_tokens += len(choices)
         for choice, row in zip(choices, rows, strict=False):
             choice.advanced()
             self._advance(choice, row)
         if prefill:
-            prefill.chunks.took(len(runs[-1].tokens), taken)
+            prefill.chunks.took(len(runs[-1].tokens), decode.seconds)
             self._chunk_done(prefill, runs[-1], rows)
 
     def abandon(self, generation: Generation) -> None:
@@ -146,12 +146,13 @@ class ChatScheduler:
 
     def _chunk_tokens(self, prefill: Prefill) -> int:
         meter = self._meter
-        if not meter.decision_s or time.monotonic() - meter.decided_at > DECISIONS_ABOUT_S:
-            return self._chunk
         # llama.cpp cuts the batch where the shortest run ends: the first token shares a pass with the others' one.
         beside = 1 if self._generating else 0
+        expected = meter.decision_s and time.monotonic() - meter.decided_at < DECISIONS_ABOUT_S
+        if self._context.interruptible or not expected:
+            return beside + self._chunk
         budget_s = CHUNK_IN_DECISIONS * meter.decision_s
-        return min(self._chunk, beside + prefill.chunks.next(budget_s=budget_s, most=self._chunk))
+        return beside + prefill.chunks.next(budget_s=budget_s, most=self._chunk)
 
     def _chunk_done(self, prefill: Prefill, run: Run, rows: Sequence[Logits]) -> None:
         generation = prefill.generation
@@ -224,10 +225,9 @@ class ChatScheduler:
         """Keep what ``sequence`` holds, for the chat's next turn."""
         if not (self._reuse and self.sharing) or len(tokens) < KEPT_TOKENS:
             return
-        chain = (Segment(tuple(tokens), private=True),)
         caller = generation.job.caller
-        if self._prefixes.missing(chain, caller=caller):
-            self._prefixes.keep(chain, self._context.save(sequence), caller=caller, saves=len(tokens))
+        if not self._prefixes.has_text(tokens, caller=caller):
+            self._prefixes.keep_text(tokens, self._context.save(sequence), caller=caller)
 
     def _advance(self, choice: Choice, logits: Logits) -> None:
         """Choose a token; on the last one, free the choice and perhaps end the generation."""

@@ -1,4 +1,7 @@
-"""The engine: one thread owns the context and loops. Waiting decisions first, then one decode of the chats."""
+"""The engine: one thread owns the contexts and loops. Waiting decisions first, then one decode of the chats.
+
+Decisions and chats have a context each, so that decisions can be scored in the middle of a chat's decode.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from switchyard_runtime.engine.admission import DECISIONS_IN_A_ROW, Admission
+from switchyard_runtime.engine.admission import Admission
 from switchyard_runtime.engine.chats import ChatScheduler
 from switchyard_runtime.engine.fair_queue import FairQueue
 from switchyard_runtime.engine.interface import (
@@ -36,6 +39,7 @@ from switchyard_runtime.engine.meter import Meter
 from switchyard_runtime.engine.prefixes import PrefixStore
 from switchyard_runtime.engine.probe import conclude, examine
 from switchyard_runtime.engine.scorer import Ready, Scorer, ScoreRun
+from switchyard_runtime.engine.turns import Turns
 from switchyard_runtime.engine.work import CallerLeftError, Generation, Ticket, Waiter
 from switchyard_runtime.errors import Kind, Problem, over_budget
 
@@ -54,12 +58,12 @@ class LlamaEngine:
     """The ``Engine`` over llama.cpp.
 
     Args:
-        context: Model and context; owned from now on.
+        context: The decisions' context; owned from now on. With more than one sequence, so many decisions share a
+            decode, and answers are not exact.
+        chat_context: The chats', over the same model; owned from now on.
         identity: What answers say about this engine; its probe's note, if any, says why snapshots must not be tried.
         probing: Let the self-test find out whether prefixes can be shared; else they are not.
-        together: Decisions in one decode, at most; 1 keeps answers exact. They have the first sequences.
-        chats: Choices generated at the same time; they have the next sequences.
-        chat_chunk_tokens: Most tokens of a chat's prompt in one decode; what a decision waits for at most.
+        chat_chunk_tokens: Most tokens of a chat's prompt in one decode.
         reuse_prefixes: Keep evaluated prefixes between requests.
         reuse_states: Keep those that hold callers' text too, each for the same caller.
         prefix_cache_bytes: Most bytes of kept prefixes.
@@ -70,11 +74,10 @@ class LlamaEngine:
     def __init__(
         self,
         context: Context,
+        chat_context: Context,
         identity: EngineIdentity,
         *,
         probing: bool,
-        together: int,
-        chats: int,
         chat_chunk_tokens: int,
         reuse_prefixes: bool,
         reuse_states: bool,
@@ -83,10 +86,11 @@ class LlamaEngine:
         decode_timeout_s: float,
     ) -> None:
         self._context = context
+        self._chat_context = chat_context
         self._vocabulary = context.model.vocabulary
         self._identity = identity
         self._probing = probing
-        self._together = together
+        self._together = context.shape.sequences
         self._decode_timeout = decode_timeout_s
         self._allowed = identity.model.context_tokens
         self._meter = Meter()
@@ -96,15 +100,14 @@ class LlamaEngine:
             context,
             self._prefixes,
             self._meter,
-            scratch=range(together),
+            scratch=range(self._together),
             reuse=reuse_prefixes,
             reuse_private=reuse_states,
         )
         self._chats = ChatScheduler(
-            context,
+            chat_context,
             self._prefixes,
             self._meter,
-            sequences=range(together, together + chats),
             chunk_tokens=chat_chunk_tokens,
             reuse=reuse_prefixes and reuse_states,
             settled=self._settle,
@@ -115,7 +118,8 @@ class LlamaEngine:
         self._short: FairQueue[AnyTicket] = FairQueue()
         self._duplicates: dict[Duplicate, ScoreTicket] = {}
         self._waiting: deque[Generation] = deque()
-        self._in_a_row = 0
+        self._turns = Turns()
+        self._chats_since = 0.0
         self._ready = False
         self._draining = False
         self._stop_at: float | None = None
@@ -335,9 +339,9 @@ class LlamaEngine:
                 self._wake.notify_all()
             self._fail_all(Problem(Kind.ENGINE_FAILED, "the engine failed while working on this request"))
         finally:
-            if self._embedder:
-                self._embedder.close()
-            self._context.close()
+            for context in (self._embedder, self._chat_context, self._context):
+                if context:
+                    context.close()
 
     def _step(self) -> bool:
         """One decision, and a decode of the chats when no other waits or it is their turn; False at the end."""
@@ -345,17 +349,42 @@ class LlamaEngine:
         if ticket is _END:
             return False
         if isinstance(ticket, Ticket):
-            if self._together > 1 and isinstance(ticket.job, ScoreRun):
-                self._work_together(ticket)
-            else:
-                self._work(ticket)
-            self._in_a_row += 1
+            self._serve(ticket)
         self._sweep()
         self._feed_chats()
-        if not self._short or self._in_a_row >= DECISIONS_IN_A_ROW:
-            self._in_a_row = 0
-            self._chats.step()
+        if self._chats.idle:
+            self._turns.nobody_chats()
+        elif not (self._short and self._turns.decisions_may):
+            self._chats_since = time.monotonic()
+            self._chats.step(between=self._between)
+            self._chatted()
         return True
+
+    def _serve(self, ticket: AnyTicket) -> None:
+        began = time.monotonic()
+        if self._together > 1 and isinstance(ticket.job, ScoreRun):
+            self._work_together(ticket)
+        else:
+            self._work(ticket)
+        self._turns.decided(time.monotonic() - began, usual_s=self._meter.decision_s)
+
+    def _between(self) -> None:
+        """In the middle of a chat's decode: let the decisions that wait go first."""
+        self._chatted()
+        if not (self._short and self._turns.decisions_may):
+            return
+        self._meter.counters.interruptions += 1
+        with self._meter.interrupted():
+            while self._turns.decisions_may and (ticket := self._another()) is not None:
+                self._serve(ticket)
+        self._chats_since = time.monotonic()
+
+    def _chatted(self) -> None:
+        """Account for what the chats had of the engine since they got it."""
+        taken = time.monotonic() - self._chats_since
+        self._chats_since += taken
+        self._turns.chatted(taken)
+        self._meter.chatted(taken)
 
     def _next_ticket(self) -> AnyTicket | object | None:
         with self._wake:
@@ -586,7 +615,11 @@ class LlamaEngine:
         probe = self._identity.probe
         if self._probing:
             finding = examine(
-                self._context, share=not probe.note, together=self._together > 1, decoding=self._meter.decoding
+                self._context,
+                share=not probe.note,
+                chats=self._chat_context,
+                together=self._together > 1,
+                decoding=self._meter.decoding,
             )
             probe = conclude(finding, memory=probe.memory, note=probe.note)
         else:

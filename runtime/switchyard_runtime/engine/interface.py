@@ -263,6 +263,7 @@ class Counters:
     prefixes: int = 0
     queue_depth: int = 0
     active_generations: int = 0
+    interruptions: int = 0
     busy_seconds: float = 0.0
 
 

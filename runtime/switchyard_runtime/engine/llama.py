@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +44,8 @@ CacheType = Literal["f16", "q8_0"]
 CACHE_TYPES: dict[CacheType, int] = {"f16": 1, "q8_0": 8}  # ggml_type
 GGML_LOG_ERROR = 4
 GGML_LOG_CONTINUE = 5
+NODES_BETWEEN_STOPS = 4
+"""Of a decode's graph: an eighth of a layer. Stopping there costs less than a hundredth of a chunk of a prompt."""
 
 
 class LlamaError(RuntimeError):
@@ -378,6 +381,15 @@ class Snapshot:
         return len(self.data)
 
 
+def own_pages(size: int) -> mmap.mmap:
+    """Memory that goes back to the system when it is let go.
+
+    What malloc gives back stays with the process, in holes that the next snapshot does not fit into: a server's memory
+    would grow by steps for hours.
+    """
+    return mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Consecutive tokens of one sequence inside a batch. ``output``: logits after its last token are wanted."""
@@ -388,19 +400,67 @@ class Run:
     output: bool
 
 
+class _Stops:
+    """Stops llama.cpp in the middle of a decode, between nodes of its graph, and calls something there.
+
+    llama.cpp asks before each node whether anyone wants to look at its result, evaluates all nodes up to one of which
+    that is so, and then shows it. Nothing is evaluated at that moment, so another context may be.
+    """
+
+    def __init__(self) -> None:
+        self._between: Callable[[], None] | None = None
+        self._nodes = 0
+        self._error: BaseException | None = None
+        self.callback = L.ggml_backend_sched_eval_callback(self._called)  # kept: C holds only a pointer
+
+    def _called(self, _node: int, ask: bool, _data: int) -> bool:
+        if self._between is None:
+            return False
+        if ask:
+            self._nodes += 1
+            return self._nodes % NODES_BETWEEN_STOPS == 0
+        try:
+            self._between()
+        except BaseException as error:  # C cannot pass it on; False ends the decode
+            self._error = error
+            return False
+        return True
+
+    @contextmanager
+    def calling(self, between: Callable[[], None]) -> Iterator[None]:
+        """Call ``between`` at each stop; what it raises ends the decode and is raised here."""
+        self._between, self._nodes = between, 0
+        try:
+            yield
+        finally:
+            self._between = None
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
+
+
 class Context:
     """Sequences over one model.
 
     Every sequence has its own cells (``kv_unified=False``), so that what other sequences hold cannot change a result
     by a single bit.
 
+    Attributes:
+        interruptible: Its decodes can be stopped in the middle.
+
+    Args:
+        model: The model.
+        shape: What is asked.
+        interruptible: Let ``decode`` stop in the middle. Costs a call per node; on a GPU also a synchronisation.
+
     Raises:
         LlamaError: The context does not fit in memory, or libllama did not take what was set (a foreign build).
     """
 
-    def __init__(self, model: Model, shape: ContextShape) -> None:
+    def __init__(self, model: Model, shape: ContextShape, *, interruptible: bool = False) -> None:
         self.model = model
         self.shape = shape
+        self.interruptible = interruptible
         cells = math.ceil(shape.sequence_tokens / 256) * 256
         params = L.llama_context_default_params()
         params.n_ctx = cells * shape.sequences
@@ -412,6 +472,9 @@ class Context:
         params.kv_unified = False
         params.swa_full = False  # cells outside the window are never used again: no sequence is ever cut back
         params.no_perf = True
+        self._stops = _Stops()
+        if interruptible:
+            params.cb_eval = self._stops.callback
         embeds = shape.pooling != "none"
         params.embeddings = embeds
         if embeds:
@@ -445,8 +508,13 @@ class Context:
                     "was made for; reinstall both from one release"
                 )
 
-    def decode(self, runs: Sequence[Run]) -> list[Logits]:
+    def decode(self, runs: Sequence[Run], *, between: Callable[[], None] | None = None) -> list[Logits]:
         """Evaluate ``runs`` (together at most ``batch_tokens`` tokens) in one ``llama_decode``.
+
+        Args:
+            runs: What to evaluate.
+            between: Called again and again in the middle, if the context is interruptible. It may use other contexts,
+                not this one.
 
         Returns:
             Logits of shape ``(vocabulary,)``, copied, one for each run with ``output``, in order.
@@ -454,7 +522,8 @@ class Context:
         Raises:
             LlamaError: llama.cpp failed; the sequences involved are in an unknown state.
         """
-        wanted = self._decode(runs)
+        with self._stops.calling(between) if between and self.interruptible else nullcontext():
+            wanted = self._decode(runs)
         return [self._row(index) for index in wanted]
 
     def _decode(self, runs: Sequence[Run]) -> list[int]:
@@ -507,7 +576,7 @@ class Context:
             LlamaError: llama.cpp did not give it.
         """
         size = int(L.llama_state_seq_get_size(self.pointer, sequence))
-        data = (ctypes.c_uint8 * size)()
+        data = (ctypes.c_uint8 * size).from_buffer(own_pages(size))
         if (got := int(L.llama_state_seq_get_data(self.pointer, data, size, sequence))) != size or not size:
             raise LlamaError(f"llama.cpp saved {got} of {size} bytes of sequence {sequence}: {LOG.why()}")
         return Snapshot(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from switchyard_runtime.engine.interface import Counters
 
@@ -17,6 +18,13 @@ def smoothed(average: float, value: float) -> float:
     return value if not average else (1 - WEIGHT) * average + WEIGHT * value
 
 
+@dataclass(slots=True)
+class Decode:
+    """How many seconds a decode took, without what interrupted it; 0 while it runs."""
+
+    seconds: float = 0.0
+
+
 class Meter:
     """Written by the engine's thread; read by any.
 
@@ -27,7 +35,7 @@ class Meter:
         decision_s: Seconds that one decision takes in the engine, smoothed; 0 before the first.
         decided_at: When the last decision was finished, ``time.monotonic()``; 0 before the first.
         start_seconds: Seconds that the start took, by stage.
-        chat_step_s: Seconds that one decode of the chats takes, smoothed; 0 before the first.
+        chat_turn_s: Seconds that the chats have the engine at a time, smoothed; 0 before the first.
     """
 
     def __init__(self) -> None:
@@ -36,24 +44,35 @@ class Meter:
         self.chat_rate = 0.0
         self.decision_s = 0.0
         self.decided_at = 0.0
-        self.chat_step_s = 0.0
+        self.chat_turn_s = 0.0
         self.start_seconds: dict[str, float] = {}
         self._started: float | None = None
 
     @contextmanager
-    def decoding(self, tokens: int, *, chat: bool = False) -> Iterator[None]:
+    def decoding(self, tokens: int, *, chat: bool = False) -> Iterator[Decode]:
         """Account for one decode of ``tokens`` tokens, of chats or of anything else."""
-        started = self._started = time.monotonic()
+        decode = Decode()
+        self._started = time.monotonic()
         try:
-            yield
+            yield decode
         finally:
+            decode.seconds = taken = self.running_for()
             self._started = None
-        taken = time.monotonic() - started
         self.counters.decodes += 1
         self.counters.decoded_tokens += tokens
         self.counters.busy_seconds += taken
         if tokens >= MINIMUM_TOKENS and taken > 0 and not chat:
             self.rate = smoothed(self.rate, tokens / taken)
+
+    @contextmanager
+    def interrupted(self) -> Iterator[None]:
+        """Stop the clock of the decode in progress, in whose middle others are done."""
+        ran = self.running_for()
+        self._started = None
+        try:
+            yield
+        finally:
+            self._started = time.monotonic() - ran
 
     def served(self, seconds: float) -> None:
         """Account for one decision that took ``seconds`` in the engine."""
@@ -66,8 +85,8 @@ class Meter:
             self.chat_rate = smoothed(self.chat_rate, tokens / seconds)
 
     def chatted(self, seconds: float) -> None:
-        """Account for one decode of the chats."""
-        self.chat_step_s = smoothed(self.chat_step_s, seconds)
+        """Account for a turn of the chats: a decode, or the part of one between two stops."""
+        self.chat_turn_s = smoothed(self.chat_turn_s, seconds)
 
     def seconds(self, tokens: int, *, chat: bool = False) -> float:
         """How long evaluating ``tokens`` takes at the measured rate; 0 while none was measured."""

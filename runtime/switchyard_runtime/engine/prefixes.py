@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from switchyard_runtime.engine.interface import Segment
 from switchyard_runtime.engine.llama import Snapshot
 
 Chain = tuple[Segment, ...]
-Key = tuple[str, tuple[tuple[int, ...], ...]]
+Key = tuple[Literal["decision", "chat"], str, tuple[tuple[int, ...], ...]]
 
 
 def length(chain: Sequence[Segment]) -> int:
@@ -24,14 +25,18 @@ def length(chain: Sequence[Segment]) -> int:
 def key_of(chain: Sequence[Segment], *, caller: str) -> Key:
     """What a chain is found by. Text that came from a caller is found by that caller only."""
     owner = caller if any(segment.private for segment in chain) else ""
-    return owner, tuple(segment.tokens for segment in chain)
+    return "decision", owner, tuple(segment.tokens for segment in chain)
+
+
+def key_of_text(tokens: Sequence[int], *, caller: str) -> Key:
+    """What a chat's text is found by. No decision finds it: it is of another context, and its bits of another cut."""
+    return "chat", caller, (tuple(tokens),)
 
 
 @dataclass(slots=True)
 class _Kept:
     snapshot: Snapshot
     saves: float
-    text: bool
     rank: tuple[float, int] = (0.0, 0)
     pins: int = 0
 
@@ -70,11 +75,11 @@ class PrefixStore:
         """
         wanted = tuple(tokens)
         best: tuple[int, _Kept] | None = None
-        for (owner, segments), kept in self._kept.items():
-            if owner != caller or len(segments) != 1 or not kept.text:
+        for (kind, owner, (first, *_)), kept in self._kept.items():
+            if kind != "chat" or owner != caller:
                 continue
-            size = len(segments[0])
-            if size <= len(wanted) and (best is None or size > best[0]) and wanted[:size] == segments[0]:
+            size = len(first)
+            if size <= len(wanted) and (best is None or size > best[0]) and wanted[:size] == first:
                 best = size, kept
         if best is None:
             return None
@@ -98,14 +103,23 @@ class PrefixStore:
             saves: Tokens that need not be evaluated when it is found.
             pin: Protect it from eviction.
         """
-        key = key_of(chain, caller=caller)
+        return self._put(key_of(chain, caller=caller), snapshot, saves=saves, pin=pin)
+
+    def keep_text(self, tokens: Sequence[int], snapshot: Snapshot, *, caller: str) -> bool:
+        """Keep a chat's text for its next turn; False when it does not fit, and when it is kept already."""
+        return self._put(key_of_text(tokens, caller=caller), snapshot, saves=len(tokens), pin=False)
+
+    def has_text(self, tokens: Sequence[int], *, caller: str) -> bool:
+        """Whether exactly this text is kept."""
+        return key_of_text(tokens, caller=caller) in self._kept
+
+    def _put(self, key: Key, snapshot: Snapshot, *, saves: int, pin: bool) -> bool:
         if key in self._kept:
             self._kept[key].pins += pin
             return False
         if not self._make_room(len(snapshot)):
             return False
-        text = len(chain) == 1 and chain[0].private
-        kept = _Kept(snapshot, saves / len(snapshot), text, pins=int(pin))
+        kept = _Kept(snapshot, saves / len(snapshot), pins=int(pin))
         self._touch(kept)
         self._kept[key] = kept
         self.bytes += len(snapshot)

@@ -23,13 +23,12 @@ from switchyard_runtime.engine.interface import Logits, Memory, Piece, Probe
 from switchyard_runtime.engine.llama import Context, ContextShape, LlamaError, Run, Snapshot, opened
 from switchyard_runtime.engine.segments import evaluate, settle
 
-Decoding = Callable[[int], AbstractContextManager[None]]
+Decoding = Callable[[int], AbstractContextManager[object]]
 SAFE_ARCHITECTURES = frozenset({"gemma3", "llama", "mamba2", "qwen2", "qwen35"})
 PREFIX_TOKENS = 48
 TAIL_TOKENS = (8, 3)
 SEQUENCE_TOKENS = 256
 SCRATCH = 0
-OTHER = 1
 WORDS = (
     *("order", "refund", "parcel", "login", "error", "invoice", "tablet", "plan"),
     *("quote", "urgent", "calm", "late", "twice", "please", "never", "again"),
@@ -54,13 +53,19 @@ class Finding:
 
 
 def examine(
-    context: Context, *, share: bool, together: bool = False, decoding: Decoding = lambda _: nullcontext()
+    context: Context,
+    *,
+    share: bool,
+    chats: Context | None = None,
+    together: bool = False,
+    decoding: Decoding = lambda _: nullcontext(),
 ) -> Finding:
-    """Evaluate one prompt in every way in which the engine may come to it. Uses two sequences and leaves them empty.
+    """Evaluate one prompt in every way in which the engine may come to it. Leaves the sequences empty.
 
     Args:
-        context: A context that nothing else uses meanwhile.
+        context: The decisions' context; nothing else uses it meanwhile.
         share: Try snapshots too.
+        chats: The chats' context; there, only that a sequence goes on in another one.
         together: Try two prompts in one decode too.
         decoding: Entered around each decode with its number of tokens.
 
@@ -75,12 +80,15 @@ def examine(
     batched = _noise_together(context, prefix, tails, alone) if together else None
     if not share:
         return Finding(recomputed=max(recomputed), shared=None, together=batched, comparisons=len(recomputed))
-    snapshot = _snapshot(context, prefix)
+    places = sorted({SCRATCH, context.shape.sequences - 1})
+    snapshot = _snapshot(context, prefix, at=places[-1])
     shared = [
         _noise(logits, _from_snapshot(context, snapshot, prefix, tail, at=at))
-        for at in (SCRATCH, OTHER)
+        for at in places
         for tail, logits in zip(tails, alone, strict=True)
     ]
+    if chats is not None:
+        shared.append(_noise_of_moving(chats, prefix, tails[0]))
     return Finding(
         recomputed=max(recomputed),
         shared=max(shared),
@@ -106,10 +114,19 @@ def _from_nothing(context: Context, prefix: Sequence[int], tail: Sequence[int], 
     return _end(context, prefix, tail, at=SCRATCH)
 
 
-def _snapshot(context: Context, prefix: Sequence[int]) -> Snapshot:
-    evaluate(context, prefix, sequence=OTHER, position=0, output=False)
-    snapshot = settle(context, OTHER, save=True)
-    context.clear(OTHER)
+def _noise_of_moving(context: Context, prefix: Sequence[int], tail: Sequence[int]) -> float:
+    """Between going on in the sequence where the prefix was evaluated, and in the last one."""
+    evaluate(context, prefix, sequence=SCRATCH, position=0, output=False)
+    snapshot = settle(context, SCRATCH, save=True)
+    assert snapshot is not None  # noqa: S101 - save=True
+    stayed = _end(context, prefix, tail, at=SCRATCH)
+    return _noise(stayed, _from_snapshot(context, snapshot, prefix, tail, at=context.shape.sequences - 1))
+
+
+def _snapshot(context: Context, prefix: Sequence[int], *, at: int) -> Snapshot:
+    evaluate(context, prefix, sequence=at, position=0, output=False)
+    snapshot = settle(context, at, save=True)
+    context.clear(at)
     assert snapshot is not None  # noqa: S101 - save=True
     return snapshot
 

@@ -19,7 +19,7 @@ def evaluate(
     sequence: int,
     position: int,
     output: bool,
-    decoding: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext(),
+    decoding: Callable[[int], AbstractContextManager[object]] = lambda _: nullcontext(),
     between: Callable[[], None] = lambda: None,
 ) -> Logits | None:
     """Evaluate one segment alone, in decodes of ``batch_tokens`` cut from the segment's own start.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from switchyard_runtime.engine import abi, cores, llama, memory, model_files, probe
 from switchyard_runtime.engine.core import LlamaEngine
@@ -52,7 +53,7 @@ def _start(settings: Settings) -> LlamaEngine:
             allowed = _context_tokens(settings.context_tokens, trained=model.trained_context, name=files.first.name)
             shape = llama.ContextShape(
                 sequence_tokens=allowed,
-                sequences=settings.chats + settings.decisions_together,
+                sequences=settings.decisions_together,
                 batch_tokens=min(settings.batch_tokens, allowed),
                 threads=settings.threads or cores.threads(),
                 flash_attention=settings.flash_attention,
@@ -61,6 +62,9 @@ def _start(settings: Settings) -> LlamaEngine:
             note = _why_not(settings, files, shape, model)
             watch.lap("probe")
             context = llama.Context(model, shape)
+            # On a GPU a chunk takes no longer than a decision, and stopping costs more.
+            chat_shape = replace(shape, sequences=settings.chats)
+            chat_context = llama.Context(model, chat_shape, interruptible=not model.offloaded)
             watch.lap("context")
             sha256 = hashing.result()
             watch.lap("hash")
@@ -76,15 +80,14 @@ def _start(settings: Settings) -> LlamaEngine:
         device="gpu" if model.offloaded else "cpu",
         threads=shape.threads,
         gpu_layers=model.offloaded,
-        sequences=shape.sequences,
+        sequences=shape.sequences + chat_shape.sequences,
         batch_tokens=shape.batch_tokens,
     )
     engine = LlamaEngine(
         context,
+        chat_context,
         identity,
         probing=settings.probe,
-        together=settings.decisions_together,
-        chats=settings.chats,
         chat_chunk_tokens=settings.chat_chunk_tokens,
         reuse_prefixes=settings.reuse_prefixes,
         reuse_states=settings.reuse_states,

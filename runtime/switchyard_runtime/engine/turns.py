@@ -1,0 +1,40 @@
+"""Whose turn it is: a decision goes before the chats, which get their share of the time all the same."""
+
+from __future__ import annotations
+
+CHATS_SHARE = 0.2
+"""Of the engine's time, that chats have at least while decisions wait."""
+IN_A_ROW = 4
+"""How many waiting decisions run before chats that had their share so far."""
+OWED_PER_SECOND = CHATS_SHARE / (1 - CHATS_SHARE)
+
+
+class Turns:
+    """Counts what decisions owe the chats. Used on the engine's thread only."""
+
+    def __init__(self) -> None:
+        self._owed_s = float("-inf")
+
+    @property
+    def decisions_may(self) -> bool:
+        """Whether a decision that waits goes first."""
+        return self._owed_s <= 0
+
+    def decided(self, seconds: float, *, usual_s: float) -> None:
+        """Account for a decision.
+
+        Args:
+            seconds: How long it had the engine.
+            usual_s: How long one usually has it. Decisions are ahead by at most ``IN_A_ROW`` of these, however long
+                the chats were alone.
+        """
+        most_s = (IN_A_ROW - 0.5) * usual_s * OWED_PER_SECOND
+        self._owed_s = max(self._owed_s, -most_s) + seconds * OWED_PER_SECOND
+
+    def chatted(self, seconds: float) -> None:
+        """Account for time that the chats had the engine."""
+        self._owed_s -= seconds
+
+    def nobody_chats(self) -> None:
+        """Nothing is owed."""
+        self._owed_s = float("-inf")

@@ -1,0 +1,109 @@
+"""A decode is stopped in the middle, other contexts are used there, and nothing of it shows."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import tiny_models
+from switchyard_runtime.engine.interface import Logits
+from switchyard_runtime.engine.llama import Context, ContextShape, LlamaError, Model, Run, own_pages
+from switchyard_runtime.engine.memory import used
+
+SHAPE = ContextShape(sequence_tokens=256, sequences=2, batch_tokens=128, threads=1)
+CHUNK = [(7 * index) % 200 + 5 for index in range(100)]
+QUESTION = [(11 * index) % 200 + 5 for index in range(30)]
+
+
+@pytest.fixture(scope="module", params=tiny_models.SCORING_KINDS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    model = Model(tiny_models.write(request.param, tmp_path_factory.mktemp("stops") / "model.gguf"), gpu_layers=0)
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def pair(model: Model) -> Iterator[tuple[Context, Context]]:
+    """One whose decodes can be stopped, and another one."""
+    contexts = Context(model, SHAPE, interruptible=True), Context(model, SHAPE)
+    yield contexts
+    for context in contexts:
+        context.close()
+
+
+def evaluated(context: Context, tokens: list[int]) -> Logits:
+    (row,) = context.decode([Run(tokens, 0, 0, True)])
+    context.clear(0)
+    return row
+
+
+def test_decodes_inside_a_decode_have_the_bits_that_they_have_alone(pair: tuple[Context, Context]) -> None:
+    stopped, other = pair
+    alone, chunk_alone = evaluated(other, QUESTION), evaluated(other, CHUNK)
+    inside: list[Logits] = []
+    (chunk,) = stopped.decode([Run(CHUNK, 0, 0, True)], between=lambda: inside.append(evaluated(other, QUESTION)))
+    assert len(inside) > 5
+    assert all(np.array_equal(row, alone) for row in inside)
+    assert np.abs(chunk - chunk_alone).max() < 1e-3
+
+
+def test_a_snapshot_goes_from_one_context_to_the_other(pair: tuple[Context, Context]) -> None:
+    first, second = pair
+    rows = []
+    for source, target in ((first, second), (second, first), (first, first)):
+        source.decode([Run(CHUNK, 1, 0, False)])
+        snapshot = source.save(1)
+        source.clear(1)
+        target.restore(snapshot, 0)
+        rows += target.decode([Run(QUESTION, 0, len(CHUNK), True)])
+        target.clear(0)
+    assert np.array_equal(rows[0], rows[1])
+    assert np.array_equal(rows[0], rows[2])
+
+
+def test_nothing_is_called_where_nobody_asked_or_the_context_cannot_stop(pair: tuple[Context, Context]) -> None:
+    stopped, other = pair
+    calls: list[int] = []
+    other.decode([Run(CHUNK, 0, 0, True)], between=lambda: calls.append(1))
+    stopped.decode([Run(CHUNK, 0, 0, True)])
+    assert not calls
+
+
+@pytest.mark.parametrize("error", [LlamaError("llama_decode returned -3"), KeyboardInterrupt()])
+def test_what_fails_in_the_middle_is_raised_and_ends_the_decode(
+    pair: tuple[Context, Context], error: BaseException
+) -> None:
+    stopped, _ = pair
+    calls: list[int] = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise error
+
+    with pytest.raises(type(error)):
+        stopped.decode([Run(CHUNK, 0, 0, True)], between=fail)
+    assert calls == [1]
+    stopped.clear(0)
+    assert np.isfinite(evaluated(stopped, CHUNK)).all()
+    assert calls == [1]
+
+
+def test_the_memory_of_a_snapshot_goes_back_to_the_system() -> None:
+    """Every second one of many is let go: malloc would keep the holes."""
+    size, count = 1 << 20, 64
+    before = used()
+    pages = [own_pages(size) for _ in range(count)]
+    for page in pages:
+        page.write(b"x" * size)
+    full = used()
+    del pages[::2], page
+    gc.collect()
+    after = used()
+    assert before
+    assert full
+    assert after
+    assert full.anonymous - before.anonymous > 0.9 * size * count
+    assert full.anonymous - after.anonymous > 0.9 * size * count / 2
