@@ -63,8 +63,8 @@ class Settings(BaseSettings):
     )
     chat_chunk_tokens: Annotated[int, Field(ge=16, le=8192)] = Field(
         256,
-        description="Most tokens of a chat's prompt in one llama_decode; a decision waits for one chunk at most. While "
-        "decisions come, a chunk takes at most three times as long as one of them.",
+        description="Most tokens of a chat's prompt in one llama_decode. Decisions interrupt it; on a GPU they do not, "
+        "and while they come a chunk takes at most three times as long as one of them.",
     )
     flash_attention: Literal["auto", "on", "off"] = Field("auto", description="Flash attention in llama.cpp.")
     cache_type: Literal["f16", "q8_0"] = Field(

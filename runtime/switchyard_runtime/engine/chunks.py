@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TILE = 64
+from switchyard_runtime.engine.segments import TILE
+
 SHORTEST = 16
 SMALLER = 2 / 3
 """How much of the time for tiles a smaller chunk may take: it uses all of that, while whole tiles end below it."""

@@ -1,0 +1,28 @@
+"""How long a new request waits: for the decisions before it, and for the chats' share."""
+
+from __future__ import annotations
+
+import pytest
+
+from switchyard_runtime.engine.admission import Admission
+from switchyard_runtime.engine.meter import Meter
+
+
+@pytest.mark.parametrize(
+    ("turn_s", "beside_chats", "ahead_s"),
+    [
+        (0.01, False, 10),
+        (0.01, True, 12.5),  # decisions can interrupt chats, which have a fifth of the time
+        (1.0, True, 21),  # they cannot, and wait for a chunk after every four
+        (0.0, True, 12.5),
+    ],
+)
+def test_a_decision_waits_for_those_before_it_and_the_chats_share(
+    turn_s: float, beside_chats: bool, ahead_s: float
+) -> None:
+    meter = Meter()
+    meter.rate, meter.chat_rate, meter.chat_turn_s = 100.0, 50.0, turn_s
+    admission = Admission(meter, queue_limit=100)
+    admission.tokens, admission.steps, admission.chat_tokens = 1000, 40, 200
+    assert admission.seconds_ahead(beside_chats=beside_chats, chat=False) == ahead_s
+    assert admission.seconds_ahead(beside_chats=beside_chats, chat=True) == ahead_s + 4
