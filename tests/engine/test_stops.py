@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,8 +9,7 @@ import pytest
 
 import tiny_models
 from switchyard_runtime.engine.interface import Logits
-from switchyard_runtime.engine.llama import Context, ContextShape, LlamaError, Model, Run, own_pages
-from switchyard_runtime.engine.memory import used
+from switchyard_runtime.engine.llama import Context, ContextShape, LlamaError, Model, Run
 
 SHAPE = ContextShape(sequence_tokens=256, sequences=2, batch_tokens=128, threads=1)
 CHUNK = [(7 * index) % 200 + 5 for index in range(100)]
@@ -89,21 +87,3 @@ def test_what_fails_in_the_middle_is_raised_and_ends_the_decode(
     stopped.clear(0)
     assert np.isfinite(evaluated(stopped, CHUNK)).all()
     assert calls == [1]
-
-
-def test_the_memory_of_a_snapshot_goes_back_to_the_system() -> None:
-    """Every second one of many is let go: malloc would keep the holes."""
-    size, count = 1 << 20, 64
-    before = used()
-    pages = [own_pages(size) for _ in range(count)]
-    for page in pages:
-        page.write(b"x" * size)
-    full = used()
-    del pages[::2], page
-    gc.collect()
-    after = used()
-    assert before
-    assert full
-    assert after
-    assert full.anonymous - before.anonymous > 0.9 * size * count
-    assert full.anonymous - after.anonymous > 0.9 * size * count / 2

@@ -371,7 +371,8 @@ class LlamaEngine:
     def _between(self) -> None:
         """In the middle of a chat's decode: let the decisions that wait go first."""
         self._chatted()
-        if not (self._short and self._turns.decisions_may):
+        ending = self._stop_at is not None and time.monotonic() >= self._stop_at
+        if ending or not (self._short and self._turns.decisions_may):
             return
         self._meter.counters.interruptions += 1
         with self._meter.interrupted():

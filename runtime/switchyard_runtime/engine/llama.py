@@ -44,6 +44,8 @@ CacheType = Literal["f16", "q8_0"]
 CACHE_TYPES: dict[CacheType, int] = {"f16": 1, "q8_0": 8}  # ggml_type
 GGML_LOG_ERROR = 4
 GGML_LOG_CONTINUE = 5
+OWN_PAGES_FROM = 1 << 20
+"""Bytes of a snapshot from which it has pages of its own."""
 NODES_BETWEEN_STOPS = 4
 """Of a decode's graph: an eighth of a layer. Stopping there costs less than a hundredth of a chunk of a prompt."""
 
@@ -381,13 +383,16 @@ class Snapshot:
         return len(self.data)
 
 
-def own_pages(size: int) -> mmap.mmap:
-    """Memory that goes back to the system when it is let go.
+def room(size: int) -> ctypes.Array[ctypes.c_uint8]:
+    """Bytes for a snapshot. If they are many they go back to the system when they are let go.
 
-    What malloc gives back stays with the process, in holes that the next snapshot does not fit into: a server's memory
-    would grow by steps for hours.
+    What malloc takes back stays with the process, in holes that the next long chat does not fit into: a server's memory
+    would grow by steps for hours. Small ones fit; a mapping for each would be more than Linux allows.
     """
-    return mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    kind = ctypes.c_uint8 * size
+    if size < OWN_PAGES_FROM:
+        return kind()
+    return kind.from_buffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,7 +581,7 @@ class Context:
             LlamaError: llama.cpp did not give it.
         """
         size = int(L.llama_state_seq_get_size(self.pointer, sequence))
-        data = (ctypes.c_uint8 * size).from_buffer(own_pages(size))
+        data = room(size)
         if (got := int(L.llama_state_seq_get_data(self.pointer, data, size, sequence))) != size or not size:
             raise LlamaError(f"llama.cpp saved {got} of {size} bytes of sequence {sequence}: {LOG.why()}")
         return Snapshot(data)
