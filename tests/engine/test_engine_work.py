@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import tiny_models
+from switchyard_runtime.engine import chats
 from switchyard_runtime.engine.admission import LONGEST_PROMISE_S
 from switchyard_runtime.engine.core import LlamaEngine
 from switchyard_runtime.engine.interface import (
@@ -34,8 +35,9 @@ from switchyard_runtime.engine.interface import (
     Segment,
 )
 from switchyard_runtime.engine.llama import Context, LlamaError
-from switchyard_runtime.engine.segments import ROWS
+from switchyard_runtime.engine.segments import ROWS, TILE
 from switchyard_runtime.engine.start import start_engine
+from switchyard_runtime.engine.turns import Turns
 from switchyard_runtime.errors import Kind, Problem
 from switchyard_runtime.settings import load_settings
 
@@ -88,6 +90,7 @@ class Collector:
         self, engine: LlamaEngine, prompt: str | list[int], *, n: int = 1, within_s: float = WAIT_S, **sampling: Any
     ) -> None:
         self.events: list[Event] = []
+        self.begun = threading.Event()
         self._over = threading.Event()
         values = {"max_tokens": 12, "temperature": 0.0} | sampling
         self.cancel = engine.submit_generation(
@@ -102,6 +105,7 @@ class Collector:
 
     def _take(self, event: Event) -> None:
         self.events.append(event)
+        self.begun.set()
         if isinstance(event, Done | Failed):
             self._over.set()
 
@@ -763,6 +767,75 @@ def test_a_burst_of_decisions_leaves_the_chat_its_turn(model: Path, monkeypatch:
     finally:
         middle.open()
         engine.close(timeout_s=0)
+
+
+def generating(engine: LlamaEngine) -> Collector:
+    """A chat that does not end by itself and has begun to answer."""
+    token = engine.encode([Piece("word")], start=False)[0]
+    chat = Collector(engine, "word", max_tokens=480, logit_bias=((token, 100.0),))
+    assert chat.begun.wait(WAIT_S)
+    return chat
+
+
+class AfterThree(Turns):
+    """A decision may go first when the chats had three turns after the last one."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    @property
+    def decisions_may(self) -> bool:
+        return not self.left
+
+    def decided(self, seconds: float, *, usual_s: float) -> None:
+        self.left = 3
+
+    def chatted(self, seconds: float) -> None:
+        self.left = max(0, self.left - 1)
+
+    def nobody_chats(self) -> None:
+        self.left = 0
+
+
+def test_decisions_wait_for_their_turn_beside_a_chat_that_generates(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = started(model, queue_limit=64)
+    try:
+        engine._turns = AfterThree()
+        chat = generating(engine)
+        gate, order = Gate(engine, monkeypatch), noted(engine, monkeypatch)
+        assert gate.reached.wait(WAIT_S)
+        futures = [engine.submit_score(job(engine, f"decision {index}")) for index in range(10)]
+        gate.open()
+        for future in futures:
+            future.result(WAIT_S)
+        chat.cancel()
+        first, last = order.index("decision"), len(order) - 1 - order[::-1].index("decision")
+        between = [list(group) for kind, group in groupby(order[first:last], lambda what: what == "decision")]
+        assert between == [["decision"] if index % 2 == 0 else ["chat", "chat over"] * 3 for index in range(18)]
+    finally:
+        engine.close(timeout_s=0)
+
+
+def test_a_prompts_chunks_are_shorter_while_other_chats_wait_for_their_tokens(
+    engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chats, "CHUNK_BESIDE_CHATS_S", 1e-9)
+    sizes: list[tuple[int, int]] = []
+
+    def note(context: Context, decode: Callable[..., Any], runs: Any, **more: Any) -> Any:
+        sizes.append((len(runs), len(runs[-1].tokens)))
+        return decode(runs, **more)
+
+    patch_decodes(engine, monkeypatch, note)
+    Collector(engine, "word " * 80, max_tokens=1).wait()
+    assert sizes[0] == (1, 256)
+    first = generating(engine)
+    sizes.clear()
+    Collector(engine, "other " * 80, max_tokens=1).wait()
+    first.cancel()
+    assert [tokens for runs, tokens in sizes if runs == 2][:2] == [1 + TILE, 1 + TILE]
 
 
 def test_a_decision_waits_for_one_chunk_where_nothing_can_be_stopped(

@@ -196,7 +196,7 @@ def test_the_probe_knows_the_memory_and_promises_exactness(tiny: tuple[str, Path
     assert probe.exact
     assert probe.prefix_sharing
     assert probe.noise_floor == 0.0
-    assert probe.comparisons == 5
+    assert probe.comparisons == 6
 
 
 def test_the_decisions_are_distinct(expected: tuple[Case, Alone]) -> None:

@@ -55,6 +55,13 @@ def test_a_decision_that_comes_alone_goes_first_when_the_chats_were_paid() -> No
         turns.chatted(0.05)
 
 
+def test_one_long_job_does_not_keep_decisions_away_for_long() -> None:
+    turns = Turns()
+    turns.decided(60, usual_s=0.2)
+    turns.chatted(0.2)
+    assert turns.decisions_may
+
+
 @pytest.mark.parametrize("taken", [0.5, 60])
 def test_nothing_is_owed_when_nobody_chats(taken: float) -> None:
     turns = Turns()

@@ -1,1 +1,1 @@
-"""The engine: one model, one context, one thread. ``llama`` is the only importer of llama_cpp."""
+"""The engine: one model, one thread, contexts for decisions and for chats. Only ``llama`` imports llama_cpp."""

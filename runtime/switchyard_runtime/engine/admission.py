@@ -81,11 +81,13 @@ class Admission:
 
     def seconds_ahead(self, *, beside_chats: bool, chat: bool) -> float:
         """How long what is before a new request takes, by the measured rates."""
-        ahead = self._meter.seconds(self.tokens)
-        if beside_chats:
-            turns_s = (1 + self.steps // IN_A_ROW) * self._meter.chat_turn_s
-            ahead += max(turns_s, ahead * OWED_PER_SECOND)
-        return ahead + self._meter.seconds(self.chat_tokens, chat=True) if chat else ahead
+        decisions_s = self._meter.seconds(self.tokens)
+        if chat:
+            return decisions_s + self._meter.seconds(self.chat_tokens, chat=True)
+        if not beside_chats:
+            return decisions_s
+        turns_s = (1 + self.steps // IN_A_ROW) * self._meter.chat_turn_s
+        return decisions_s + max(turns_s, decisions_s * OWED_PER_SECOND)
 
     def refusal(self, kind: Kind, message: str, retry_after_ms: int | None = None) -> Problem:
         """A refusal, counted."""

@@ -10,6 +10,7 @@ from switchyard_runtime.engine.interface import Logits
 from switchyard_runtime.engine.llama import Context, LlamaError, Run
 from switchyard_runtime.engine.meter import Meter
 from switchyard_runtime.engine.prefixes import PrefixStore
+from switchyard_runtime.engine.segments import TILE
 from switchyard_runtime.engine.work import Choice, Generation, Prefill
 from switchyard_runtime.errors import Kind, Problem
 
@@ -19,6 +20,8 @@ DECISIONS_ABOUT_S = 30.0
 """For how long after a decision the chats expect another one."""
 CHUNK_IN_DECISIONS = 3.0
 """How long a chunk that nothing can interrupt may take while decisions come, in times of one of them."""
+CHUNK_BESIDE_CHATS_S = 1.0
+"""How long another may take while other chats generate, which have a token after each; a whole tile in any case."""
 
 
 class ChatScheduler:
@@ -148,8 +151,12 @@ class ChatScheduler:
         meter = self._meter
         # llama.cpp cuts the batch where the shortest run ends: the first token shares a pass with the others' one.
         beside = 1 if self._generating else 0
-        expected = meter.decision_s and time.monotonic() - meter.decided_at < DECISIONS_ABOUT_S
-        if self._context.interruptible or not expected:
+        if self._context.interruptible:
+            if not beside:
+                return self._chunk
+            tiles = prefill.chunks.next(budget_s=CHUNK_BESIDE_CHATS_S, most=self._chunk)
+            return beside + max(tiles, min(TILE, self._chunk))
+        if not meter.decision_s or time.monotonic() - meter.decided_at > DECISIONS_ABOUT_S:
             return beside + self._chunk
         budget_s = CHUNK_IN_DECISIONS * meter.decision_s
         return beside + prefill.chunks.next(budget_s=budget_s, most=self._chunk)

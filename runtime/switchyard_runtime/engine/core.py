@@ -120,6 +120,7 @@ class LlamaEngine:
         self._waiting: deque[Generation] = deque()
         self._turns = Turns()
         self._chats_since = 0.0
+        self._stopped = False
         self._ready = False
         self._draining = False
         self._stop_at: float | None = None
@@ -344,7 +345,7 @@ class LlamaEngine:
                     context.close()
 
     def _step(self) -> bool:
-        """One decision, and a decode of the chats when no other waits or it is their turn; False at the end."""
+        """A decision that waits, if it is its turn, and a decode of the chats if it is theirs; False at the end."""
         ticket = self._next_ticket()
         if ticket is _END:
             return False
@@ -355,9 +356,11 @@ class LlamaEngine:
         if self._chats.idle:
             self._turns.nobody_chats()
         elif not (self._short and self._turns.decisions_may):
-            self._chats_since = time.monotonic()
+            self._chats_since, self._stopped = time.monotonic(), False
             self._chats.step(between=self._between)
-            self._chatted()
+            taken = self._chatted()
+            if not self._stopped:
+                self._meter.chatted(taken)
         return True
 
     def _serve(self, ticket: AnyTicket) -> None:
@@ -370,6 +373,7 @@ class LlamaEngine:
 
     def _between(self) -> None:
         """In the middle of a chat's decode: let the decisions that wait go first."""
+        self._stopped = True
         self._chatted()
         ending = self._stop_at is not None and time.monotonic() >= self._stop_at
         if ending or not (self._short and self._turns.decisions_may):
@@ -380,19 +384,19 @@ class LlamaEngine:
                 self._serve(ticket)
         self._chats_since = time.monotonic()
 
-    def _chatted(self) -> None:
-        """Account for what the chats had of the engine since they got it."""
+    def _chatted(self) -> float:
+        """Account for the seconds that the chats had the engine since they got it."""
         taken = time.monotonic() - self._chats_since
         self._chats_since += taken
         self._turns.chatted(taken)
-        self._meter.chatted(taken)
+        return taken
 
     def _next_ticket(self) -> AnyTicket | object | None:
         with self._wake:
             while True:
                 if self._stop_at is not None and (self._idle() or time.monotonic() >= self._stop_at):
                     return _END
-                if self._short:
+                if self._short and (self._chats.idle or self._turns.decisions_may):
                     return self._short.pop()
                 if not self._idle():
                     return None

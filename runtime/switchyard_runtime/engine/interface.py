@@ -276,7 +276,7 @@ class Cancel(Protocol):
 
 
 class Engine(Protocol):
-    """One model, one context, one owner thread. Every method is safe to call from any thread.
+    """One model, one owner thread. Every method is safe to call from any thread.
 
     ``submit_*`` raises ``Problem`` (busy, deadline, draining, not ready, over budget) at once when it refuses;
     later faults arrive in the future, or as ``Failed``.

@@ -419,7 +419,7 @@ class _Stops:
         self.callback = L.ggml_backend_sched_eval_callback(self._called)  # kept: C holds only a pointer
 
     def _called(self, _node: int, ask: bool, _data: int) -> bool:
-        if self._between is None:
+        if self._between is None or self._error is not None:  # after an error llama.cpp goes on with the next batch
             return False
         if ask:
             self._nodes += 1

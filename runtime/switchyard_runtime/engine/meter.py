@@ -35,7 +35,7 @@ class Meter:
         decision_s: Seconds that one decision takes in the engine, smoothed; 0 before the first.
         decided_at: When the last decision was finished, ``time.monotonic()``; 0 before the first.
         start_seconds: Seconds that the start took, by stage.
-        chat_turn_s: Seconds that the chats have the engine at a time, smoothed; 0 before the first.
+        chat_turn_s: Seconds that a decode of the chats takes that nothing can stop, smoothed; 0 before the first.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Meter:
             self.chat_rate = smoothed(self.chat_rate, tokens / seconds)
 
     def chatted(self, seconds: float) -> None:
-        """Account for a turn of the chats: a decode, or the part of one between two stops."""
+        """Account for a decode of the chats that nothing could stop."""
         self.chat_turn_s = smoothed(self.chat_turn_s, seconds)
 
     def seconds(self, tokens: int, *, chat: bool = False) -> float:

@@ -41,7 +41,8 @@ class Finding:
 
     Attributes:
         recomputed: Between a prompt and the same prompt evaluated again.
-        shared: Between it and what goes on from a snapshot, in either sequence; None when it was not tried.
+        shared: Between it and what goes on from a snapshot, also in the middle of a chat's decode; None when it was
+            not tried.
         together: Between it and what shares a decode with another prompt; None when decisions do not.
         comparisons: How many pairs of vectors were compared.
     """
@@ -65,7 +66,7 @@ def examine(
     Args:
         context: The decisions' context; nothing else uses it meanwhile.
         share: Try snapshots too.
-        chats: The chats' context; there, only that a sequence goes on in another one.
+        chats: The chats' context; there, that a sequence goes on in another one, and that its decodes can be stopped.
         together: Try two prompts in one decode too.
         decoding: Entered around each decode with its number of tokens.
 
@@ -89,6 +90,7 @@ def examine(
     ]
     if chats is not None:
         shared.append(_noise_of_moving(chats, prefix, tails[0]))
+        shared += _noise_inside(chats, context, snapshot, prefix, tails[0], alone[0])
     return Finding(
         recomputed=max(recomputed),
         shared=max(shared),
@@ -121,6 +123,21 @@ def _noise_of_moving(context: Context, prefix: Sequence[int], tail: Sequence[int
     assert snapshot is not None  # noqa: S101 - save=True
     stayed = _end(context, prefix, tail, at=SCRATCH)
     return _noise(stayed, _from_snapshot(context, snapshot, prefix, tail, at=context.shape.sequences - 1))
+
+
+def _noise_inside(
+    chats: Context, context: Context, snapshot: Snapshot, prefix: Sequence[int], tail: Sequence[int], alone: Logits
+) -> list[float]:
+    """Between a prompt alone and the same in the middle of a chat's decode; empty where none can be stopped."""
+    noises: list[float] = []
+
+    def once() -> None:
+        if not noises:
+            noises.append(_noise(alone, _from_snapshot(context, snapshot, prefix, tail, at=SCRATCH)))
+
+    chats.decode([Run(tail, SCRATCH, 0, False)], between=once)
+    chats.clear(SCRATCH)
+    return noises
 
 
 def _snapshot(context: Context, prefix: Sequence[int], *, at: int) -> Snapshot:

@@ -35,7 +35,7 @@ _TOTALS = {
     "rejected": "Requests refused at admission.",
     "cancelled": "Requests cancelled, because their clients left.",
     "joined": "Requests that shared the evaluation of an exact duplicate.",
-    "interruptions": "Times that a chat's decode was stopped in the middle for decisions.",
+    "interruptions": "Times that a chat's decode was stopped in the middle for what goes first.",
     "prefix_hits": "Prompts whose beginning was found among the kept prefixes.",
     "prefix_misses": "Prompts whose beginning had to be evaluated.",
     "prefix_evictions": "Kept prefixes dropped to make room.",
