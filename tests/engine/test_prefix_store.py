@@ -148,3 +148,14 @@ def test_it_never_holds_more_than_it_may(steps: list[tuple[str, Chain, int, str]
             assert kept or store.missing(chain, caller=caller) <= before
         assert 0 <= store.bytes <= capacity
         assert store.bytes == sum(len(kept.snapshot) for kept in store._kept.values())
+
+
+def test_there_is_room_before_a_snapshot_is_made() -> None:
+    store = PrefixStore(20)
+    keep(store, A)
+    keep(store, B, pin=True)
+    assert not store.make_room(11)
+    assert len(store) == 2
+    assert store.make_room(10)
+    assert store.bytes == 10
+    assert found(store, B) == 1

@@ -233,7 +233,9 @@ class ChatScheduler:
         if not (self._reuse and self.sharing) or len(tokens) < KEPT_TOKENS:
             return
         caller = generation.job.caller
-        if not self._prefixes.has_text(tokens, caller=caller):
+        if self._prefixes.has_text(tokens, caller=caller):
+            return
+        if self._prefixes.make_room(self._context.snapshot_bytes(sequence)):
             self._prefixes.keep_text(tokens, self._context.save(sequence), caller=caller)
 
     def _advance(self, choice: Choice, logits: Logits) -> None:

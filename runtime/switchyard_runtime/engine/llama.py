@@ -574,13 +574,17 @@ class Context:
             raise LlamaError("llama.cpp gave no pooled embedding")
         return np.ctypeslib.as_array(pointer, shape=(self.model.embedding_size,)).copy()
 
+    def snapshot_bytes(self, sequence: int) -> int:
+        """How many bytes a snapshot of ``sequence`` has now."""
+        return int(L.llama_state_seq_get_size(self.pointer, sequence))
+
     def save(self, sequence: int) -> Snapshot:
         """What ``sequence`` holds. Its cost grows with the cells in use, not with the size of the context.
 
         Raises:
             LlamaError: llama.cpp did not give it.
         """
-        size = int(L.llama_state_seq_get_size(self.pointer, sequence))
+        size = self.snapshot_bytes(sequence)
         data = room(size)
         if (got := int(L.llama_state_seq_get_data(self.pointer, data, size, sequence))) != size or not size:
             raise LlamaError(f"llama.cpp saved {got} of {size} bytes of sequence {sequence}: {LOG.why()}")

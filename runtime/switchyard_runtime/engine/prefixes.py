@@ -117,7 +117,7 @@ class PrefixStore:
         if key in self._kept:
             self._kept[key].pins += pin
             return False
-        if not self._make_room(len(snapshot)):
+        if not self.make_room(len(snapshot)):
             return False
         kept = _Kept(snapshot, saves / len(snapshot), pins=int(pin))
         self._touch(kept)
@@ -140,7 +140,11 @@ class PrefixStore:
         self._uses += 1
         kept.rank = self._clock + kept.saves, self._uses
 
-    def _make_room(self, wanted: int) -> bool:
+    def make_room(self, wanted: int) -> bool:
+        """Drop what has to leave for so many bytes; False when they do not fit beside what is pinned.
+
+        Called before a snapshot is made, so that it and what it replaces are never in memory at once.
+        """
         pinned = sum(len(kept.snapshot) for kept in self._kept.values() if kept.pins)
         if pinned + wanted > self._capacity:
             return False

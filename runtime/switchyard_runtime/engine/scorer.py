@@ -230,6 +230,7 @@ class Scorer:
         """Keep the sequence ``at``, which holds ``chain``, for whoever may need it."""
         private = any(segment.private for segment in chain)
         store = self.sharing and (self._reuse_private if private else self._reuse)
+        store = store and self._prefixes.make_room(self._context.snapshot_bytes(at))
         needed = self.sharing and run.needs(chain)
         snapshot = settle(self._context, at, save=store or needed)
         if snapshot is None:
