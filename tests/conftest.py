@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ from starlette.testclient import TestClient
 # Threads that spin at barriers starve each other where tests and servers share two cores; these sleep instead. Read
 # by OpenMP when llama.cpp is loaded, and inherited by every server that the tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A shell starts a script's background jobs with SIGINT ignored, and every child inherits that; tests send it to theirs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Helper modules of the tests (stub_engine, live_server, tiny_models) are imported by name.
 sys.path.insert(0, str(Path(__file__).parent))
