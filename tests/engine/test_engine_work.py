@@ -132,21 +132,31 @@ def patch_decodes(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch, wrap: Ca
         monkeypatch.setattr(context, "decode", partial(wrap, context, context.decode))
 
 
-class Gate:
-    """Holds the engine's next decode until opened."""
+class Door:
+    """Holds the engine's thread where it comes by, until opened."""
 
-    def __init__(self, engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.reached, self._open = threading.Event(), threading.Event()
 
-        def held(_: Context, decode: Callable[..., Any], runs: Any, **more: Any) -> Any:
-            self.reached.set()
-            assert self._open.wait(WAIT_S)
-            return decode(runs, **more)
-
-        patch_decodes(engine, monkeypatch, held)
+    def pass_through(self) -> None:
+        self.reached.set()
+        assert self._open.wait(WAIT_S)
 
     def open(self) -> None:
         self._open.set()
+
+
+class Gate(Door):
+    """Holds the engine's next decode until opened."""
+
+    def __init__(self, engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+
+        def held(_: Context, decode: Callable[..., Any], runs: Any, **more: Any) -> Any:
+            self.pass_through()
+            return decode(runs, **more)
+
+        patch_decodes(engine, monkeypatch, held)
 
 
 @pytest.fixture
@@ -707,22 +717,18 @@ def noted(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return order
 
 
-class Middle:
+class Middle(Door):
     """Holds a chat's decode at its first stop until opened."""
 
     def __init__(self, engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reached, self._open = threading.Event(), threading.Event()
+        super().__init__()
         between = engine._between
 
         def held() -> None:
-            self.reached.set()
-            assert self._open.wait(WAIT_S)
+            self.pass_through()
             between()
 
         monkeypatch.setattr(engine, "_between", held)
-
-    def open(self) -> None:
-        self._open.set()
 
 
 @pytest.fixture
@@ -767,6 +773,23 @@ def test_a_burst_of_decisions_leaves_the_chat_its_turn(model: Path, monkeypatch:
     finally:
         middle.open()
         engine.close(timeout_s=0)
+
+
+def test_no_decision_is_begun_in_the_middle_of_a_chat_when_the_end_has_come(
+    engine: LlamaEngine, middle: Middle
+) -> None:
+    Collector(engine, "word " * 80, max_tokens=4)
+    assert middle.reached.wait(WAIT_S)
+    decision = engine.submit_score(job(engine))
+    closer = threading.Thread(target=lambda: engine.close(timeout_s=0))
+    closer.start()
+    while engine._stop_at is None:
+        time.sleep(0.001)
+    middle.open()
+    closer.join(WAIT_S)
+    with pytest.raises(Problem) as caught:
+        decision.result(WAIT_S)
+    assert caught.value.kind is Kind.DRAINING
 
 
 def generating(engine: LlamaEngine) -> Collector:
