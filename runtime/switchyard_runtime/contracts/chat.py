@@ -29,7 +29,7 @@ from switchyard_runtime.contracts.openai_text import (
     unsupported,
     usage,
 )
-from switchyard_runtime.contracts.validation import Path, Strict, invalid, quote
+from switchyard_runtime.contracts.validation import OnlyFalse, Path, Strict, invalid, quote
 from switchyard_runtime.engine.interface import Delta, Done, Event, Finished, TokenLogprob
 from switchyard_runtime.errors import openai_error
 from switchyard_runtime.generation import GenerationRequest, Head, JsonOutput, Message, Reply, TokenLogprobs
@@ -128,7 +128,7 @@ class Request(SamplingFields):
     metadata: dict[StrictStr, StrictStr] | None = Field(
         None, description="Accepted, not stored, not shown to the model."
     )
-    store: Literal[False] | None = Field(None, description="Nothing is stored; true is refused.")
+    store: OnlyFalse | None = Field(None, description="Nothing is stored; true is refused.")
 
     audio: NotSupported = None
     function_call: NotSupported = None

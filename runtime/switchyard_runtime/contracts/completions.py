@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, StrictInt
 
@@ -22,7 +22,7 @@ from switchyard_runtime.contracts.openai_text import (
     unsupported,
     usage,
 )
-from switchyard_runtime.contracts.validation import NonEmpty, Path
+from switchyard_runtime.contracts.validation import NonEmpty, OnlyFalse, Path
 from switchyard_runtime.engine.interface import Delta, Done, Event, Finished
 from switchyard_runtime.errors import openai_error
 from switchyard_runtime.generation import GenerationRequest, Head, Reply, TokenLogprobs
@@ -41,8 +41,10 @@ class Request(SamplingFields):
     logprobs: Annotated[StrictInt, Field(ge=0, le=5)] | None = Field(
         None, description="Report each token's log probability, and this many likeliest tokens beside it."
     )
-    echo: Literal[False] | None = Field(None, description="The prompt is not repeated; true is refused.")
-    best_of: Literal[1] | None = Field(None, description="Not supported beyond 1; ask for n answers instead.")
+    echo: OnlyFalse | None = Field(None, description="The prompt is not repeated; true is refused.")
+    best_of: Annotated[StrictInt, Field(ge=1, le=1)] | None = Field(
+        None, description="Not supported beyond 1; ask for n answers instead."
+    )
 
     suffix: NotSupported = None
 

@@ -249,6 +249,16 @@ NonEmpty = Annotated[StrictStr, StringConstraints(min_length=1)]
 """A string of at least one character."""
 
 
+def _false(value: Any) -> bool:
+    if value is not False:
+        raise fault("literal_error", f"must be false; got {quote(value)}")
+    return False
+
+
+OnlyFalse = Annotated[bool, PlainValidator(_false), WithJsonSchema({"type": "boolean", "const": False})]
+"""``false``. Not ``Literal[False]``, which takes the numbers 0 and 0.0 too: to Python they are equal."""
+
+
 def _content(*, null: bool, empty: bool) -> Callable[[Any, ValidationInfo], Any]:
     def check(value: Any, info: ValidationInfo) -> Any:
         if value is None and null:
