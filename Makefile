@@ -32,8 +32,9 @@ check: setup ## Lint, formatting, types
 	$(BIN)/mypy
 	$(BIN)/mypy scripts/*.py
 
-fuzz: setup ## Fuzz the server with the full number of requests (make test sends a share)
+fuzz: setup ## Search for faults: the full number of requests, other examples each time (make test repeats a share)
 	SWITCHYARD_FUZZ=full $(BIN)/python -m pytest -k fuzz $(PYTEST_ARGS)
+	SWITCHYARD_FUZZ=full $(BIN)/python -m pytest -m "hypothesis and not slow" $(PYTEST_ARGS)
 
 bench: setup ## Measure the server's overhead over llama.cpp
 	$(BIN)/python benchmarks/overhead.py

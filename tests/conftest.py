@@ -36,8 +36,14 @@ from switchyard_runtime.settings import Settings
 pytest.register_assert_rewrite("client_suite", "server_suite", "served_image")
 
 # Examples are counted, not timed: how long one takes depends on what else the machine does.
-hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("untimed")
+# They are the same in every run of the same tests: a change does not fail for what another one did. make fuzz searches.
+hypothesis.settings.register_profile(
+    "repeatable",
+    deadline=None,
+    derandomize=os.environ.get("SWITCHYARD_FUZZ") != "full",
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("repeatable")
 
 EMBEDDED_MODEL = "gemma-3-270m"
 LEFT_OUT = pytest.StashKey[str]()

@@ -76,7 +76,6 @@ LIMITS = settings(
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),
-    derandomize=False,
 )
 
 
