@@ -16,7 +16,7 @@ from benchmarks.peers import figures, machine
 from benchmarks.peers.asking import ANSWERED, Log, Patience, Record, ask, compare, tally
 from benchmarks.peers.cases import WORKLOADS, Case, chat_prompt
 from benchmarks.peers.servers import Peer, Plan, Running, running
-from benchmarks.peers.workloads import Bench, Chats, chat, closed_loop, connected
+from benchmarks.peers.workloads import Bench, Chats, chat, closed_loop, connected, kept_bytes
 
 MIX = ("A", "A", "B", "C")
 CANARIES = 20
@@ -119,12 +119,13 @@ async def soak(
 ) -> dict[str, Any]:
     """Mixed load for a long time: decisions of all workloads from ``clients``, and chats of different lengths.
 
-    Some requests are asked before and again afterwards; memory is sampled all along.
+    Some requests are asked before and again afterwards; memory is sampled all along. ``memory_own`` leaves out what the
+    server keeps of prefixes: a store with a limit, which a long chat's snapshot fills and leaves again.
     """
     async with connected(target) as client:
         before = await _canaries(bench, target, client)
         numbers = itertools.count(first)
-        async with machine.watching(target.pid, every_s=sample_s) as watch:
+        async with machine.watching(target.pid, every_s=sample_s, kept=lambda: kept_bytes(target, client)) as watch:
             chatting = asyncio.create_task(_endless_chats(client, first))
             try:
                 elapsed = await closed_loop(
@@ -142,10 +143,13 @@ async def soak(
         "canaries": len(before),
         "canaries_changed": sum(a.answers != b.answers for a, b in zip(before, after, strict=True)),
         "memory": flatness(watch.times, [float(sample.resident) for sample in watch.samples]),
-        "memory_own": flatness(watch.times, [float(sample.own) for sample in watch.samples]),
+        "memory_own": flatness(
+            watch.times, [float(sample.own - kept) for sample, kept in zip(watch.samples, watch.kept, strict=True)]
+        ),
+        "kept_bytes_peak": max(watch.kept),
         "samples": [
-            [round(at - watch.times[0], 1), sample.resident, sample.own]
-            for at, sample in zip(watch.times, watch.samples, strict=True)
+            [round(at - watch.times[0], 1), sample.resident, sample.own, kept]
+            for at, sample, kept in zip(watch.times, watch.samples, watch.kept, strict=True)
         ],
     }
 

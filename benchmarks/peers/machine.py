@@ -6,8 +6,8 @@ import asyncio
 import os
 import platform
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -111,10 +111,14 @@ def idle_share(leader: int, seconds: float = 2.0) -> float:
 
 @dataclass
 class Watch:
-    """Samples of a process group's memory; times are seconds on the monotonic clock."""
+    """Samples of a process group's memory; times are seconds on the monotonic clock.
+
+    ``kept`` are the bytes that a bounded store inside held at the same times, by the process' own account.
+    """
 
     times: list[float] = field(default_factory=list)
     samples: list[Memory] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
 
     @property
     def peak(self) -> Memory:
@@ -130,27 +134,43 @@ class Watch:
         return self.samples[-1] if self.samples else Memory(0, 0)
 
 
+async def _nothing_kept() -> int:
+    return 0
+
+
 @asynccontextmanager
-async def watching(leader: int, *, every_s: float = 1.0) -> AsyncIterator[Watch]:
-    """Sample while the block runs, once at its start and once at its end."""
+async def watching(
+    leader: int, *, every_s: float = 1.0, kept: Callable[[], Awaitable[int]] = _nothing_kept
+) -> AsyncIterator[Watch]:
+    """Sample while the block runs, once at its start and once at its end.
+
+    Args:
+        leader: Of the process group.
+        every_s: Seconds between samples.
+        kept: Asks the process how many bytes its store holds.
+    """
     watch = Watch()
 
-    def sample() -> None:
+    async def sample() -> None:
+        held = await kept()
+        watch.kept.append(held)
         watch.times.append(time.monotonic())
         watch.samples.append(memory(leader))
 
     async def repeat() -> None:
         while True:
             await asyncio.sleep(every_s)
-            sample()
+            await sample()
 
-    sample()
+    await sample()
     task = asyncio.create_task(repeat())
     try:
         yield watch
     finally:
         task.cancel()
-        sample()
+        with suppress(asyncio.CancelledError):
+            await task
+        await sample()
 
 
 def busy_cores(seconds: float = 2.0) -> float:

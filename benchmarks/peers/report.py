@@ -109,6 +109,10 @@ SOAK = (
     "memory at start MB",
     "at end MB",
     "growth at most",
+    "its own, without the store, at start MB",
+    "at end MB",
+    "growth at most",
+    "store at most MB",
     "last unlike first",
 )
 
@@ -225,10 +229,14 @@ def _exact(cells: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 def _soak(cells: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
     for _, name, f in _peers(cells, "soak"):
-        m = f["memory"]
-        ends = round(m["start_bytes"] / 1e6), round(m["end_bytes"] / 1e6)
+        memory = [
+            value
+            for m in (f["memory"], f["memory_own"])
+            for value in (round(m["start_bytes"] / 1e6), round(m["end_bytes"] / 1e6), m["growth_share_at_most"])
+        ]
         changed = f"{f['canaries_changed']} of {f['canaries']}"
-        yield name, f["elapsed_s"], f["decisions"], f["tally"]["lost"], *ends, m["growth_share_at_most"], changed
+        store = round(f["kept_bytes_peak"] / 1e6)
+        yield name, f["elapsed_s"], f["decisions"], f["tally"]["lost"], *memory, store, changed
 
 
 def _plot(path: Path, cells: dict[str, Any]) -> None:
@@ -312,9 +320,10 @@ def _draw_chats(axis: Any, cells: dict[str, Any]) -> None:
 
 def _draw_soak(axis: Any, cells: dict[str, Any]) -> None:
     samples = cells["soak"]["peers"][OURS]["samples"]
-    times = [at / 60 for at, _, _ in samples]
-    axis.plot(times, [resident / 1e6 for _, resident, _ in samples], label="resident")
-    axis.plot(times, [own / 1e6 for _, _, own in samples], label="of that its own")
+    times = [at / 60 for at, *_ in samples]
+    axis.plot(times, [resident / 1e6 for _, resident, _, _ in samples], label="resident")
+    axis.plot(times, [own / 1e6 for _, _, own, _ in samples], label="of that its own")
+    axis.plot(times, [(own - kept) / 1e6 for _, _, own, kept in samples], label="of that without the store")
     axis.set(title="Soak: memory", xlabel="minutes", ylabel="MB", ylim=(0, None))
     axis.legend(fontsize=7)
 

@@ -86,6 +86,13 @@ async def evaluated_tokens(running: Running, client: httpx.AsyncClient) -> float
     return metric((await client.get("/metrics")).text, names[running.peer.kind])
 
 
+async def kept_bytes(running: Running, client: httpx.AsyncClient) -> int:
+    """What the peer keeps of prefixes, by its own count; 0 where it does not say."""
+    if running.peer.kind != OURS:
+        return 0
+    return int(metric((await client.get("/metrics")).text, "switchyard_engine_prefix_bytes") or 0)
+
+
 def metric(text: str, name: str) -> float | None:
     """A metric without labels in Prometheus' text format."""
     for line in text.splitlines():

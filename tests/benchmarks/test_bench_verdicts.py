@@ -73,7 +73,8 @@ def cells():
         "canaries_changed": 0,
         "memory": memory,
         "memory_own": memory,
-        "samples": [[0.0, 10**9, 10**8], [5.0, 10**9, 10**8]],
+        "kept_bytes_peak": 10**7,
+        "samples": [[0.0, 10**9, 10**8, 10**7], [5.0, 10**9, 10**8, 10**7]],
     }
     in_turn = {"peers": both, "floor_s": LATENCY}
     # Through JSON, so that no two cells share an object.
@@ -124,6 +125,7 @@ def test_what_was_not_measured_is_not_kept():
         ("exact", ("peers", OURS, "decisions"), 999, "exact: decisions"),
         ("soak", ("peers", OURS, "canaries_changed"), 1, "soak: last answers"),
         ("soak", ("peers", OURS, "memory", "growth_share_at_most"), 0.03, "soak: growth"),
+        ("soak", ("peers", OURS, "memory_own", "growth_share_at_most"), 0.03, "soak: growth"),
         ("soak", ("peers", OURS, "elapsed_s"), 1700.0, "soak: seconds"),
     ],
 )
