@@ -103,13 +103,13 @@ def check_build(wanted: str) -> None:
 def builds_of_base() -> Iterator[str]:
     """What the base says of its llama.cpp, in each place where it may."""
     if RECORD_OF_SOURCES.is_file():
-        yield from re.findall(r"^llama\.cpp (b\d+) ", RECORD_OF_SOURCES.read_text(encoding="utf-8"), re.MULTILINE)
+        yield from re.findall(r"^llama\.cpp (b[0-9]+) ", RECORD_OF_SOURCES.read_text(encoding="utf-8"), re.MULTILINE)
     server = LIBRARIES / "llama-server"
     if server.exists():
         done = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
         said = done.stdout + done.stderr
         # "version: 10075 (COMMIT)" of older builds, "version: 0.1.0 (build 10435, commit COMMIT)" of newer ones.
-        match = re.search(r"\(build (\d+),", said) or re.search(r"^version: (\d+) \(", said, re.MULTILINE)
+        match = re.search(r"\(build ([0-9]+),", said) or re.search(r"^version: ([0-9]+) \(", said, re.MULTILINE)
         if match and match.group(1) != "0":
             yield f"b{match.group(1)}"
 

@@ -11,15 +11,24 @@ import ipaddress
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from switchyard.bucket_names import bucket_name_fault
+from switchyard.container_settings import setting_faults
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.faults import sentences
 from switchyard.releases.manifest import Release
+from switchyard.strict import Listed, Strict
+from switchyard_constructs.container_variables import (
+    PORT_NAMES,
+    decision_port_faults,
+    decision_variables,
+    variable_faults,
+)
 from switchyard_constructs.hardware import (
     DEFAULT_AMI,
     Hardware,
@@ -30,6 +39,7 @@ from switchyard_constructs.hardware import (
     check_threads,
 )
 from switchyard_constructs.images import ImageReference, check_image
+from switchyard_constructs.numeric import LARGEST
 from switchyard_constructs.refusal import Refused
 
 FOLDER = Path(__file__).resolve().parent.parent / "environments"
@@ -67,20 +77,18 @@ AccountId = Annotated[str, Field(pattern=r"^[0-9]{12}$")]
 RegionName = Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$")]
 Email = Annotated[str, Field(pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$", max_length=254)]
 Seconds = Annotated[int, Field(ge=60, le=3600)]
-Positive = Annotated[int, Field(ge=1)]
+# The CDK takes no larger number.
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class NoNetwork(_Strict):
+class NoNetwork(Strict):
     """Endpoints outside any VPC of yours. They are still isolated from the network."""
 
     kind: Literal["none"] = "none"
 
 
-class ExistingNetwork(_Strict):
+class ExistingNetwork(Strict):
     """Endpoints in subnets of a VPC that exists. It needs a gateway endpoint for S3."""
 
     kind: Literal["existing"]
@@ -93,7 +101,7 @@ class ExistingNetwork(_Strict):
     ]
 
 
-class CreatedNetwork(_Strict):
+class CreatedNetwork(Strict):
     """Endpoints in isolated subnets of a VPC that is made for them, with a gateway endpoint for S3."""
 
     kind: Literal["created"]
@@ -111,13 +119,13 @@ class CreatedNetwork(_Strict):
         return value
 
 
-class NoKey(_Strict):
+class NoKey(Strict):
     """Encryption with the keys that AWS owns."""
 
     kind: Literal["aws"] = "aws"
 
 
-class ExistingKey(_Strict):
+class ExistingKey(Strict):
     """Encryption with a KMS key that exists. Its policy must let this account use it."""
 
     kind: Literal["existing"]
@@ -126,13 +134,13 @@ class ExistingKey(_Strict):
     ]
 
 
-class CreatedKey(_Strict):
+class CreatedKey(Strict):
     """Encryption with a KMS key that is made for the environment, rotated every year."""
 
     kind: Literal["created"]
 
 
-class Artifacts(_Strict):
+class Artifacts(Strict):
     """The bucket of model artifacts."""
 
     bucket_name: Annotated[str | None, Field(description="Its name; without one, CloudFormation makes it up.")] = None
@@ -149,7 +157,7 @@ class Artifacts(_Strict):
         return value
 
 
-class Images(_Strict):
+class Images(Strict):
     """The registries that endpoints pull from."""
 
     repository: Annotated[
@@ -159,7 +167,7 @@ class Images(_Strict):
         AccountId | None, Field(description="Account whose registry has our image; without one, this one makes it.")
     ] = None
     pull_accounts: Annotated[
-        tuple[AccountId, ...], Field(description="Other accounts that may pull our image from here.")
+        Listed[AccountId], Field(description="Other accounts that may pull our image from here.")
     ] = ()
     keep_images: Annotated[
         Positive, Field(description="Images kept; the oldest beyond them are deleted, deployed or not.")
@@ -178,14 +186,14 @@ class Images(_Strict):
         return value
 
 
-class Builds(_Strict):
+class Builds(Strict):
     """What CodeBuild makes in this environment."""
 
     models: Annotated[
-        tuple[str, ...], Field(description="Models of the catalogue that can be fetched into the bucket.")
+        Listed[str], Field(description="Models of the catalogue that can be fetched into the bucket.")
     ] = ()
     images: Annotated[
-        tuple[Literal["cpu", "graviton", "cuda"], ...], Field(description="Hardware for which our image can be built.")
+        Listed[Literal["cpu", "graviton", "cuda"]], Field(description="Hardware for which our image can be built.")
     ] = ()
     roles: Annotated[
         Mapping[Name, str],
@@ -203,25 +211,25 @@ class Builds(_Strict):
         return self
 
 
-class Schedule(_Strict):
+class Schedule(Strict):
     """Other limits of the instance count from a point in time on."""
 
     name: Annotated[Name, Field(description="Unique within the endpoint.")]
     cron: Annotated[str, Field(pattern=r"^cron\(.+\)$", description="When, such as cron(0 7 ? * MON-FRI *).")]
     time_zone: Annotated[str, Field(description="Whose clock it goes by.")] = "Etc/UTC"
-    min_instances: Annotated[int, Field(ge=0, description="From then on at least so many.")]
-    max_instances: Annotated[int, Field(ge=0, description="From then on at most so many.")]
+    min_instances: Annotated[Count, Field(description="From then on at least so many.")]
+    max_instances: Annotated[Count, Field(description="From then on at most so many.")]
 
 
-class Scaling(_Strict):
+class Scaling(Strict):
     """Automatic scaling of the instance count on the requests in progress."""
 
-    min_instances: Annotated[int, Field(ge=0, description="At least so many instances.")]
-    max_instances: Annotated[int, Field(ge=0, description="At most so many instances.")]
+    min_instances: Annotated[Count, Field(description="At least so many instances.")]
+    max_instances: Annotated[Count, Field(description="At most so many instances.")]
     target_concurrency: Annotated[
         float, Field(gt=0, description="Requests in progress per instance that scaling aims at.")
     ]
-    schedules: Annotated[tuple[Schedule, ...], Field(description="Other limits at other times.")] = ()
+    schedules: Annotated[Listed[Schedule], Field(description="Other limits at other times.")] = ()
 
     @model_validator(mode="after")
     def _bounded(self) -> Scaling:
@@ -242,7 +250,7 @@ class Scaling(_Strict):
         return self
 
 
-class Canary(_Strict):
+class Canary(Strict):
     """How an update reaches the traffic: a share first, and back if an alarm goes off."""
 
     percent: Annotated[
@@ -253,11 +261,11 @@ class Canary(_Strict):
     ] = 300
 
 
-class Caller(_Strict):
+class Caller(Strict):
     """The role that calls an endpoint."""
 
     principals: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::[0-9]{12}:(root|role/.+|user/.+)$")], ...],
+        Listed[Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::[0-9]{12}:(root|role/.+|user/.+)$")]],
         Field(description="ARNs of those who may assume it; without any, whoever this account's policies allow."),
     ] = ()
     bearer_token: Annotated[
@@ -265,7 +273,7 @@ class Caller(_Strict):
     ] = False
 
 
-class Hub(_Strict):
+class Hub(Strict):
     """A model that the published chat container fetches from a hub itself. Network isolation is off then."""
 
     repository: Annotated[str, Field(description="Repository on the hub, OWNER/NAME.")]
@@ -273,14 +281,14 @@ class Hub(_Strict):
     bytes: Annotated[Positive, Field(description="Its size in bytes, from which the timeouts are derived.")]
 
 
-class Place(_Strict):
+class Place(Strict):
     """One instance type of a pool."""
 
     instance_type: Annotated[str, Field(description="Such as ml.g6e.xlarge.")]
     priority: Annotated[int, Field(description="1 is tried first; 1 to 5, each once.")]
 
 
-class Endpoint(_Strict):
+class Endpoint(Strict):
     """One endpoint, with a stack of its own."""
 
     kind: Annotated[
@@ -291,7 +299,7 @@ class Endpoint(_Strict):
     ]
     instance_type: Annotated[str | None, Field(description="The only instance type. Either this or a pool.")] = None
     instance_pool: Annotated[
-        tuple[Place, ...], Field(description="Instance types in order of preference. Either this or one type.")
+        Listed[Place], Field(description="Instance types in order of preference. Either this or one type.")
     ] = ()
     instances: Annotated[
         Positive, Field(description="Instances at the first deployment; scaling changes it after that.")
@@ -301,7 +309,7 @@ class Endpoint(_Strict):
     threads: Annotated[Positive | None, Field(description="Threads of llama.cpp; every physical core unless set.")] = (
         None
     )
-    gpu_layers: Annotated[int, Field(ge=-1, description="Layers of the model on the GPU; -1 for all.")] = 0
+    gpu_layers: Annotated[int, Field(ge=-1, le=LARGEST, description="Layers of the model on the GPU; -1 for all.")] = 0
     inference_ami: Annotated[
         str | None, Field(description=f"AMI of GPU instances; {DEFAULT_AMI} (driver 580) unless set.")
     ] = None
@@ -343,23 +351,23 @@ class Endpoint(_Strict):
         return tuple(PooledInstance(each.instance_type, each.priority) for each in self.instance_pool)
 
 
-class Alarms(_Strict):
+class Alarms(Strict):
     """Who hears of alarms."""
 
-    emails: Annotated[tuple[Email, ...], Field(description="Addresses; each must confirm its subscription.")] = ()
+    emails: Annotated[Listed[Email], Field(description="Addresses; each must confirm its subscription.")] = ()
 
 
-class Budget(_Strict):
+class Budget(Strict):
     """A limit on what the environment costs. It warns; it stops nothing."""
 
-    monthly_usd: Annotated[int, Field(ge=1, description="Dollars in a month.")]
+    monthly_usd: Annotated[Positive, Field(description="Dollars in a month.")]
     emails: Annotated[
-        tuple[Email, ...],
+        Listed[Email],
         Field(min_length=1, max_length=10, description="Who hears at 80 % of it, and when 100 % is forecast."),
     ]
 
 
-class Environment(_Strict):
+class Environment(Strict):
     """What one environment is. ``name`` is the name of its file."""
 
     name: Name
@@ -465,6 +473,8 @@ def _own_checks(environment: Environment, endpoint: Endpoint) -> Iterator[Callab
     yield lambda: _check_gpu(endpoint)
     yield lambda: _check_model_source(endpoint)
     yield lambda: _check_count(endpoint)
+    for fault in _variable_faults(endpoint):
+        yield partial(_refuse, fault)
 
 
 def _release_checks(release: Release) -> Callable[[Environment, Endpoint], Iterator[Callable[[], object]]]:
@@ -524,6 +534,24 @@ def _check_count(endpoint: Endpoint) -> None:
             f"instances is {endpoint.instances}, outside scaling's {limits.min_instances} to {limits.max_instances}; "
             "set it within"
         )
+
+
+def _refuse(fault: str) -> NoReturn:
+    raise Refused(fault)
+
+
+def _variable_faults(endpoint: Endpoint) -> Iterator[str]:
+    """What is wrong with ``environment``: what the server would ignore, or would not start with."""
+    given = endpoint.environment
+    if endpoint.kind == "chat":
+        yield from variable_faults({}, given)
+        return
+    own = decision_variables(gpu_layers=endpoint.gpu_layers, threads=endpoint.threads)
+    yield from variable_faults(own, given)
+    yield from decision_port_faults(given)
+    # What was refused above is not told twice.
+    left = {name: value for name, value in given.items() if name not in {*own, *PORT_NAMES} and "\0" not in value}
+    yield from setting_faults(left)
 
 
 def _check_image(environment: Environment, endpoint: Endpoint, release: Release) -> None:
@@ -588,7 +616,8 @@ def load_environment(name: str = DEFAULT, *, folder: Path = FOLDER) -> Environme
             code=ExitCode.USAGE,
             hint=f"Known environments: {', '.join(environment_names(folder)) or 'none'}.",
         ) from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    # Not TOML, not UTF-8, a number with more digits than Python reads, or lists too deep.
+    except (OSError, ValueError, RecursionError) as error:
         raise CommandError(f"cannot read the environment file {path}: {error}", code=ExitCode.USAGE) from error
     return parse_environment(data, name=name, source=str(path))
 

@@ -62,7 +62,7 @@ def group(leader: int) -> list[int]:
     """The processes of a process group."""
     found = []
     for entry in PROC.iterdir():
-        if entry.name.isdigit():
+        if entry.name.isascii() and entry.name.isdigit():
             try:
                 # The fields after the command's closing bracket: state, parent, group, ...
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()

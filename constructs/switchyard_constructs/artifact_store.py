@@ -11,6 +11,7 @@ from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from switchyard_constructs.bucket_emptier import BucketEmptier
+from switchyard_constructs.numeric import check_whole
 from switchyard_constructs.refusal import Refused
 
 
@@ -64,6 +65,7 @@ class ArtifactStore(Construct):
         if removal_policy not in (cdk.RemovalPolicy.DESTROY, cdk.RemovalPolicy.RETAIN):
             raise Refused(f"removal_policy is {removal_policy.name}; a bucket is kept or not: use DESTROY or RETAIN")
         for name, days in (("noncurrent_days", noncurrent_days), ("access_log_days", access_log_days)):
+            check_whole(name, days)
             if days < 1:
                 raise Refused(f"{name} is {days}; S3 takes 1 or more days")
 

@@ -13,6 +13,7 @@ from constructs import Construct
 from switchyard_constructs.endpoint import Endpoint, EndpointProps
 from switchyard_constructs.hardware import Hardware
 from switchyard_constructs.model_artifact import MODEL_FOLDER, HubModel, ModelArtifact
+from switchyard_constructs.numeric import check_finite, check_whole
 from switchyard_constructs.refusal import Refused
 
 PREFIX = "SM_LLAMA_CPP_"
@@ -102,15 +103,16 @@ class ChatFlags:
             if value is False:
                 variables[_variable(f"no-{name}")] = "true"
             elif value is not None:
-                variables[_variable(name)] = _text(value)
+                variables[_variable(name)] = _text(name, value)
         for name, value in self.extra.items():
             flag = name.replace("_", "-")
             if flag.removeprefix("no-") in typed:
                 raise Refused(
                     f"the flag {name!r} is in extra, but ChatFlags has it: set {flag.replace('-', '_')} there"
                 )
-            _check_flag(flag, _text(value))
-            variables[_variable(flag)] = _text(value)
+            text = _text(flag, value)
+            _check_flag(flag, text)
+            variables[_variable(flag)] = text
         return variables
 
 
@@ -169,6 +171,7 @@ class ChatEndpoint(Endpoint):
         own = _source_environment(model)
         own |= (flags or ChatFlags()).environment()
         if (threads := props.get("threads")) is not None:
+            check_whole("threads", threads)
             own[_variable("threads")] = str(threads)
         if (layers := _gpu_layers(gpu_layers, props["hardware"])) is not None:
             own[_variable("n-gpu-layers")] = str(layers)
@@ -201,6 +204,7 @@ def _source_environment(model: ModelArtifact | HubModel) -> dict[str, str]:
 def _gpu_layers(gpu_layers: int | None, hardware: Hardware) -> int | None:
     if gpu_layers is None:
         return None
+    check_whole("gpu_layers", gpu_layers)
     if gpu_layers < -1:
         raise Refused(f"gpu_layers is {gpu_layers}; set -1 for all layers, or how many")
     if hardware is Hardware.CUDA:
@@ -234,5 +238,9 @@ def _variable(flag: str) -> str:
     return PREFIX + flag.upper().replace("-", "_")
 
 
-def _text(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _text(flag: str, value: Value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        check_finite(f"the flag {flag!r}", value)
+    return str(value)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from aws_cdk import aws_budgets as budgets
 from constructs import Construct
 
+from switchyard_constructs.numeric import check_whole
 from switchyard_constructs.refusal import Refused
 
 
@@ -45,6 +46,7 @@ class CostBudget(Construct):
             Refused: A limit below 1, or a number of addresses that Budgets does not take.
         """
         super().__init__(scope, id)
+        check_whole("monthly_usd", monthly_usd)
         if monthly_usd < 1:
             raise Refused(f"monthly_usd is {monthly_usd}; set 1 or more")
         if not 1 <= len(emails) <= 10:

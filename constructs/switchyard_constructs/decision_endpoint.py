@@ -6,9 +6,11 @@ from typing import Unpack
 
 from constructs import Construct
 
+from switchyard_constructs.container_variables import decision_port_faults, decision_variables
 from switchyard_constructs.endpoint import Endpoint, EndpointProps
 from switchyard_constructs.hardware import Hardware
-from switchyard_constructs.model_artifact import MODEL_FOLDER, ModelArtifact
+from switchyard_constructs.model_artifact import ModelArtifact
+from switchyard_constructs.numeric import check_whole
 from switchyard_constructs.refusal import Refused
 
 
@@ -59,18 +61,14 @@ class DecisionEndpoint(Endpoint):
                 serve.
         """
         _check_gpu_layers(gpu_layers, props["hardware"])
-        threads = props.get("threads")
-        own = {
-            # The server listens on the loopback address by itself, where SageMaker's health check cannot reach it.
-            "SWITCHYARD_HOST": "0.0.0.0",  # noqa: S104 - inside the container, behind SageMaker
-            "SWITCHYARD_MODEL": MODEL_FOLDER,
-            "SWITCHYARD_GPU_LAYERS": str(gpu_layers),
-            **({"SWITCHYARD_THREADS": str(threads)} if threads is not None else {}),
-        }
+        for fault in decision_port_faults(props.get("environment", {})):
+            raise Refused(fault)
+        own = decision_variables(gpu_layers=gpu_layers, threads=props.get("threads"))
         super().__init__(scope, id, source=model, own_environment=own, **props)
 
 
 def _check_gpu_layers(gpu_layers: int, hardware: Hardware) -> None:
+    check_whole("gpu_layers", gpu_layers)
     if gpu_layers < -1:
         raise Refused(f"gpu_layers is {gpu_layers}; set -1 for all layers, or how many")
     if hardware is Hardware.CUDA and gpu_layers == 0:

@@ -20,6 +20,7 @@ from aws_cdk import aws_logs as logs
 from aws_cdk import aws_sagemaker as sagemaker
 from constructs import Construct
 
+from switchyard_constructs.container_variables import container_variables
 from switchyard_constructs.environment_key import LOG_KEY_ACTIONS
 from switchyard_constructs.execution_role import ExecutionRole
 from switchyard_constructs.hardware import (
@@ -33,16 +34,15 @@ from switchyard_constructs.hardware import (
 )
 from switchyard_constructs.images import ImageReference, check_image
 from switchyard_constructs.model_artifact import HubModel, ModelArtifact, timeout, volume_gib
+from switchyard_constructs.numeric import check_whole
 from switchyard_constructs.refusal import Refused
 from switchyard_constructs.rollout import Canary, deployment_config
 
 #: The one variant of every endpoint. Constant, because a renamed variant loses its scaling.
 VARIANT_NAME = "primary"
 
-# SageMaker's own rules: the API reference of CreateEndpoint and ContainerDefinition.
+# SageMaker's own rule: the API reference of CreateEndpoint.
 _ENDPOINT_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
-_VARIABLE = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,1023}")
-_MAX_VARIABLES, _MAX_VALUE = 100, 1024
 
 
 class EndpointProps(TypedDict, total=False):
@@ -199,7 +199,7 @@ class Endpoint(Construct):
             encryption_key=given.encryption_key,
         )
         self.role = execution.role
-        self.model = self._make_model(given, source, _environment(own_environment, given.environment))
+        self.model = self._make_model(given, source, container_variables(own_environment, given.environment))
         # SageMaker checks the role's access while it makes the model.
         self.model.node.add_dependency(*execution.policies)
         self.config = self._make_config(given, source)
@@ -397,30 +397,12 @@ def _check_name(name: str) -> None:
 
 
 def _check_instance_count(count: int) -> None:
+    check_whole("initial_instance_count", count)
     if count < 1:
         raise Refused(
             f"initial_instance_count is {count}, but an endpoint without inference components cannot have less than 1 "
             "instance; set 1 or more, or destroy its stack while it is not needed"
         )
-
-
-def _environment(own: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    for name in given:
-        if name in own:
-            raise Refused(
-                f"the environment sets {name}, which the endpoint sets itself; use the endpoint's own setting"
-            )
-        if not _VARIABLE.fullmatch(name):
-            raise Refused(f"{name!r} is not a name of an environment variable: letters, digits and _, no digit first")
-    variables = {**own, **given}
-    for name, value in variables.items():
-        if len(value) > _MAX_VALUE:
-            raise Refused(
-                f"environment variable {name} has {len(value)} characters; SageMaker takes at most {_MAX_VALUE}"
-            )
-    if len(variables) > _MAX_VARIABLES:
-        raise Refused(f"the container has {len(variables)} environment variables; SageMaker takes {_MAX_VARIABLES}")
-    return dict(sorted(variables.items()))
 
 
 def _data_source(source: ModelArtifact | HubModel) -> sagemaker.CfnModel.ModelDataSourceProperty | None:
@@ -436,6 +418,7 @@ def _data_source(source: ModelArtifact | HubModel) -> sagemaker.CfnModel.ModelDa
 
 
 def _provision_timeout(given: _Settings) -> int | None:
+    check_whole("provision_timeout", given.provision_timeout)
     if not 300 <= given.provision_timeout <= 3600:
         raise Refused(f"provision_timeout is {given.provision_timeout} s; SageMaker takes 300 to 3600 s")
     return given.provision_timeout if given.instance_pool else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_cloudwatch_actions as actions
@@ -11,6 +11,7 @@ from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from switchyard_constructs.endpoint_metrics import EndpointMetrics
+from switchyard_constructs.numeric import check_finite
 from switchyard_constructs.refusal import Refused
 
 _CW = cloudwatch.ComparisonOperator
@@ -188,6 +189,10 @@ class EndpointAlarms(Construct):
 
 
 def _check(limits: Thresholds) -> None:
+    for each in fields(limits):
+        check_finite(f"the threshold {each.name}", getattr(limits, each.name))
+    # CloudWatch counts it in microseconds.
+    check_finite("the threshold latency_p95_ms times 1000", limits.latency_p95_ms * 1000)
     for name in ("failure_percent", "client_error_percent", "memory_percent"):
         if not 0 < getattr(limits, name) <= 100:
             raise Refused(f"the threshold {name} is {getattr(limits, name)}; set more than 0 and at most 100 percent")

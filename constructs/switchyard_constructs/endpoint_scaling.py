@@ -9,6 +9,7 @@ from typing import ClassVar
 from aws_cdk import aws_applicationautoscaling as autoscaling
 from constructs import Construct
 
+from switchyard_constructs.numeric import check_finite, check_whole
 from switchyard_constructs.refusal import Refused
 
 
@@ -91,16 +92,18 @@ class EndpointScaling(Construct):
             scale_out_cooldown_s: Pause after instances were added, in seconds.
 
         Raises:
-            Refused: Limits that contradict each other, zero instances, or a target that is not positive.
+            Refused: Limits that contradict each other, zero instances, or a target that is not positive and finite.
         """
         super().__init__(scope, id)
         _check_limits("scaling", min_capacity, max_capacity)
+        check_finite("target_concurrency", target_concurrency)
         if not target_concurrency > 0:
             raise Refused(f"target_concurrency is {target_concurrency}; aim at more than 0 requests per instance")
         for name, seconds in (
             ("scale_in_cooldown_s", scale_in_cooldown_s),
             ("scale_out_cooldown_s", scale_out_cooldown_s),
         ):
+            check_whole(name, seconds)
             if not 0 <= seconds <= 3600:
                 raise Refused(f"{name} is {seconds}; Application Auto Scaling takes 0 to 3600 s")
         _check_schedules(schedules)
@@ -144,6 +147,8 @@ def _scheduled_action(schedule: Schedule) -> autoscaling.CfnScalableTarget.Sched
 
 
 def _check_limits(what: str, least: int, most: int) -> None:
+    check_whole(f"min_capacity of {what}", least)
+    check_whole(f"max_capacity of {what}", most)
     if least < 1:
         raise Refused(
             f"{what} has min_capacity {least}: an endpoint without inference components cannot scale to zero; set 1 or "

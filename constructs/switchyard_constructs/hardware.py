@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
+from switchyard_constructs.numeric import check_whole, shown
 from switchyard_constructs.refusal import Refused
 
 _Value = TypeVar("_Value")
@@ -97,7 +98,9 @@ FAMILIES: Mapping[str, Family] = {
     "dl1": _unusable("it has Gaudi accelerators, for which llama.cpp has no backend"),
 }
 
-_NAME = re.compile(r"ml\.(?P<family>[a-z][a-z0-9]*(?:-[a-z0-9]+)?)\.(?P<size>medium|large|(?P<times>[1-9]\d*)?xlarge)")
+_NAME = re.compile(
+    r"ml\.(?P<family>[a-z][a-z0-9]*(?:-[a-z0-9]+)?)\.(?P<size>medium|large|(?P<times>[1-9][0-9]{0,2})?xlarge)"
+)
 
 
 @dataclass(frozen=True)
@@ -221,7 +224,8 @@ def check_ami(ami_name: str, *, cuda: str, instance_types: Sequence[InstanceType
     ami = AMIS.get(ami_name)
     if ami is None:
         raise Refused(f"inference AMI {ami_name!r} is not one of {', '.join(sorted(AMIS))}")
-    needed = OLDEST_DRIVER.get(int(cuda.partition(".")[0]))
+    major = cuda.partition(".")[0]
+    needed = next((driver for known, driver in OLDEST_DRIVER.items() if str(known) == major), None)
     if needed is None:
         raise Refused(f"CUDA {cuda} is not known here; use an image with CUDA {', '.join(map(str, OLDEST_DRIVER))}")
     if ami.driver < needed:
@@ -315,9 +319,9 @@ def _pooled_types(pool: Sequence[PooledInstance], region: str | None) -> tuple[I
     if len(pool) > MAX_POOL:
         raise Refused(f"the instance pool has {len(pool)} places; SageMaker takes at most {MAX_POOL}: remove some")
     for place in pool:
-        if isinstance(place.priority, bool) or not 1 <= place.priority <= MAX_POOL:
+        if type(place.priority) is not int or not 1 <= place.priority <= MAX_POOL:
             raise Refused(
-                f"{place.instance_type!r} has priority {place.priority} in the instance pool; "
+                f"{place.instance_type!r} has priority {shown(place.priority)} in the instance pool; "
                 f"give it one from 1 (first choice) to {MAX_POOL}"
             )
     if repeated := _first_repeated([place.priority for place in pool]):
@@ -339,6 +343,7 @@ def check_threads(threads: int | None, instance_types: Sequence[InstanceType]) -
     """
     if threads is None:
         return
+    check_whole("threads", threads)
     smallest = min(instance_types, key=lambda each: each.vcpus)
     if not 1 <= threads <= smallest.vcpus:
         raise Refused(

@@ -13,6 +13,7 @@ from aws_cdk import region_info
 from constructs import Construct
 
 from switchyard_constructs.images import ImageReference
+from switchyard_constructs.numeric import check_whole
 from switchyard_constructs.refusal import Refused
 
 PULL_ACTIONS = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
@@ -68,10 +69,11 @@ class ImageRepository(Construct):
             raise Refused(
                 f"removal_policy is {removal_policy.name}; a repository is kept or not: use DESTROY or RETAIN"
             )
+        check_whole("keep_images", keep_images)
         if keep_images < 1:
             raise Refused(f"keep_images is {keep_images}; at least 1 image must be kept")
         for account in pull_accounts:
-            if not re.fullmatch(r"\d{12}", account):
+            if not re.fullmatch(r"[0-9]{12}", account):
                 raise Refused(f"pull_accounts has {account!r}; the identifier of an AWS account is 12 digits")
 
         self.repository = ecr.Repository(

@@ -12,13 +12,13 @@ from switchyard_constructs.refusal import Refused
 DLC_REPOSITORY = "llama-cpp"
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_ACCOUNT = re.compile(r"\d{12}")
+_ACCOUNT = re.compile(r"[0-9]{12}")
 # ECR's own rule for repository names: path components of lower-case letters and digits, joined by . _ - inside.
 _REPOSITORY = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*")
 _PRIVATE_URI = re.compile(
-    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(?P<repository>[^:@]+)@(?P<digest>.+)"
+    r"(?P<account>[0-9]{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(?P<repository>[^:@]+)@(?P<digest>.+)"
 )
-_CUDA = re.compile(r"\d+\.\d+")
+_CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
 
 
 @dataclass(frozen=True)

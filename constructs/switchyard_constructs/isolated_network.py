@@ -9,6 +9,7 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
+from switchyard_constructs.numeric import check_whole
 from switchyard_constructs.refusal import Refused
 
 
@@ -61,6 +62,7 @@ class IsolatedNetwork(Construct):
             Refused: Fewer than 1 zone.
         """
         super().__init__(scope, id)
+        check_whole("zones", zones)
         if zones < 1:
             raise Refused(f"zones is {zones}; a network spans 1 or more")
         self.vpc = ec2.Vpc(

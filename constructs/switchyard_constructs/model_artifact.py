@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Protocol
 
+from switchyard_constructs.numeric import check_whole
 from switchyard_constructs.refusal import Refused
 
 #: Where SageMaker puts the model in the container.
@@ -74,6 +75,7 @@ class ModelArtifact:
             )
         if "*" in self.key:
             raise Refused(f"model key {self.key!r} has a '*', which a policy reads as anything; leave it out")
+        check_whole(f"bytes of the model at {self.key!r}", self.bytes)
         if self.bytes < 1:
             raise Refused(f"the model at {self.key!r} has {self.bytes} bytes; give the size of its files")
         if self.file is not None and not _FILE.fullmatch(self.file):
@@ -119,10 +121,11 @@ class HubModel:
     bytes: int
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", self.repository):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*", self.repository):
             raise Refused(f"hub repository {self.repository!r} is not written as OWNER/NAME")
         if not _FILE.fullmatch(self.file):
             raise Refused(f"hub file {self.file!r} is not a GGUF file; name one of the repository's .gguf files")
+        check_whole(f"bytes of the hub file {self.file!r}", self.bytes)
         if self.bytes < 1:
             raise Refused(f"the hub file {self.file!r} has {self.bytes} bytes; give its size")
 
@@ -141,6 +144,8 @@ def timeout(name: str, *, given: int | None, derived: int) -> int:
     Raises:
         Refused: It is outside what SageMaker accepts.
     """
+    if given is not None:
+        check_whole(name, given)
     seconds = given if given is not None else -(-derived // 60) * 60
     if not SHORTEST_TIMEOUT_S <= seconds <= LONGEST_TIMEOUT_S:
         source = "" if given is not None else ", derived from the model's size,"

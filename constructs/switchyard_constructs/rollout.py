@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_sagemaker as sagemaker
 
+from switchyard_constructs.numeric import check_whole
 from switchyard_constructs.refusal import Refused
 
 #: How long all-at-once updates are watched, in seconds, when there are alarms to watch.
@@ -45,6 +46,7 @@ def deployment_config(
     """
     if len(alarms) > _MAX_ALARMS:
         raise Refused(f"{len(alarms)} rollback_alarms are given; SageMaker watches at most {_MAX_ALARMS}: choose those")
+    check_whole("drain_s", drain_s)
     if not 0 <= drain_s <= 3600:
         raise Refused(f"drain_s is {drain_s}; SageMaker waits 0 to 3600 s before it stops the old instances")
     if canary is None:
@@ -68,6 +70,8 @@ def deployment_config(
 def _canary_routing(
     canary: Canary, alarms: Sequence[cloudwatch.IAlarm], instances: int
 ) -> sagemaker.CfnEndpoint.TrafficRoutingConfigProperty:
+    check_whole("the canary's percent", canary.percent)
+    check_whole("the canary's wait_s", canary.wait_s)
     if not 1 <= canary.percent <= 50:
         raise Refused(f"the canary is {canary.percent} % of the instances; SageMaker takes 1 to 50")
     if not 0 <= canary.wait_s <= 3600:

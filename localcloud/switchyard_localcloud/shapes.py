@@ -85,7 +85,8 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
     if not text:
         return None
     try:
-        return re.compile(text)
+        # AWS matches in Java, where letters and digits of other scripts do not match these classes.
+        return re.compile(text, re.ASCII)
     except re.error:
         return None  # Java's classes such as \\p{ASCII}; what they exclude is checked where it matters.
 
@@ -105,9 +106,9 @@ def _convert(shape: Any, value: Any) -> Any:
         return str(value).lower() if isinstance(value, bool) else str(value)
     if not isinstance(value, str):
         return float(value) if kind in _FLOATS and isinstance(value, int) else value
-    if kind in _INTEGERS and re.fullmatch(r"-?\d+", value):
+    if kind in _INTEGERS and re.fullmatch(r"-?[0-9]{1,40}", value):
         return int(value)
-    if kind in _FLOATS and re.fullmatch(r"-?\d+(\.\d+)?", value):
+    if kind in _FLOATS and re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", value):
         return float(value)
     if kind == "boolean" and value.lower() in ("true", "false"):
         return value.lower() == "true"

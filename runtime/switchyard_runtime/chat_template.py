@@ -86,7 +86,7 @@ class ChatTemplate:
         # Digits, because they survive a change of case.
         digest = hashlib.sha256(b"placeholder" + self._source.encode("utf-8", "replace")).digest()
         self._key = str(int.from_bytes(digest[:16], "big")).rjust(39, "0")
-        self._placeholder = re.compile(self._key + r"(\d{7})")
+        self._placeholder = re.compile(self._key + r"([0-9]{7})")
         self._folds_system = self._refuses_system()
 
     @property

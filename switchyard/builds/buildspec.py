@@ -5,6 +5,7 @@ Anything else is refused by name. A build that ignored a line here would show so
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from typing import Annotated, Any, Literal
 
@@ -57,7 +58,7 @@ class Phase(_Strict):
     def _a_python_3(cls, value: dict[str, str] | None) -> dict[str, str] | None:
         for version in (value or {}).values():
             major, _, minor = version.partition(".")
-            if version != "latest" and (major != "3" or not (minor.isdecimal() or minor in ("", "x"))):
+            if version != "latest" and (major != "3" or not (re.fullmatch(r"[0-9]+", minor) or minor in ("", "x"))):
                 raise ValueError(f'{version!r} is not a Python version; write one such as "3.12"')
         return value
 

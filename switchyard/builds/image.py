@@ -44,7 +44,7 @@ STOP_TIMEOUT_S = 20
 SCAN_TIMEOUT_S = 900.0
 POLL_S = 2.0
 
-_PINNED = re.compile(r"(?P<name>[^@:\s]+(?::\d+)?(?:/[^@:\s]+)*)@(?P<digest>sha256:[0-9a-f]{64})")
+_PINNED = re.compile(r"(?P<name>[^@:\s]+(?::[0-9]+)?(?:/[^@:\s]+)*)@(?P<digest>sha256:[0-9a-f]{64})")
 _PYTHON = "/opt/switchyard/bin/python"
 
 

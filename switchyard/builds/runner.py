@@ -374,7 +374,7 @@ def _descendants() -> Iterator[int]:
             pass
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
+        if entry.name.isascii() and entry.name.isdecimal():
             with contextlib.suppress(OSError):
                 state, parent = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:2]
                 if state != "Z":

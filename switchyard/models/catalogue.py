@@ -13,27 +13,22 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, HttpUrl, ValidationError, model_validator
+from pydantic import Field, HttpUrl, ValidationError, model_validator
 
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.faults import sentences
+from switchyard.strict import FolderPath, Listed, Strict
 
 DATA = Path(__file__).parent.parent / "data"
 MODELS = DATA / "models"
 
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Bytes = Annotated[int, Field(gt=0)]
 Role = Literal["weights", "shard", "mmproj", "tokenizer"]
 Readout = Literal["letters-raw"]
-
-
-class Strict(BaseModel):
-    """A part of a file that is read strictly: no unknown field, no change afterwards."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Licence(Strict):
@@ -75,7 +70,7 @@ class PythonPackages(Strict):
 
     kind: Literal["python-packages"]
     upstream: Annotated[HttpUrl, Field(description="Where the packages' author has the file from.")]
-    parts: Annotated[tuple[PackagePart, ...], Field(min_length=1, description="The pieces, in order.")]
+    parts: Annotated[Listed[PackagePart], Field(min_length=1, description="The pieces, in order.")]
 
 
 class HuggingFace(Strict):
@@ -101,17 +96,17 @@ class S3(Strict):
             pattern=r"^([A-Za-z0-9!_.'()=-]+/)*$", description="What the keys begin with, ending in `/`; may be empty."
         ),
     ]
-    region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$", description="The bucket's region.")]
+    region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$", description="The bucket's region.")]
     versions: Annotated[
         dict[FileName, str], Field(description="Version of each object by file name, where the bucket keeps versions.")
-    ] = {}
+    ] = Field(default_factory=dict)
 
 
 class LocalFile(Strict):
     """Files of a folder on this machine. Its path stays out of the manifest."""
 
     kind: Literal["file"]
-    folder: Annotated[Path, Field(description="The folder; a relative one is relative to the catalogue file.")]
+    folder: Annotated[FolderPath, Field(description="The folder; a relative one is relative to the catalogue file.")]
 
 
 Source = Annotated[PythonPackages | HuggingFace | S3 | LocalFile, Field(discriminator="kind")]
@@ -142,7 +137,7 @@ class CatalogueEntry(Strict):
     readout: Annotated[Readout | None, Field(description="The readout recommended for decisions.")] = None
     claims: Annotated[Claims, Field(description="What the GGUF file must say of itself.")] = Claims()
     files: Annotated[
-        tuple[ModelFile, ...],
+        Listed[ModelFile],
         Field(
             min_length=1, description="One file of weights, or all their shards; a projector and tokenizers beside it."
         ),
@@ -223,10 +218,11 @@ def read_entry(path: Path) -> CatalogueEntry:
     """
     try:
         entry = CatalogueEntry.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CommandError(f"cannot read the catalogue file {path}: {error}", code=ExitCode.MODEL) from error
     except ValidationError as error:
         raise CommandError(f"the catalogue file {path} is wrong:\n{sentences(error)}", code=ExitCode.MODEL) from error
+    # Not TOML, not UTF-8, a number with more digits than Python reads, or lists too deep.
+    except (OSError, ValueError, RecursionError) as error:
+        raise CommandError(f"cannot read the catalogue file {path}: {error}", code=ExitCode.MODEL) from error
     if entry.name != path.stem:
         raise CommandError(f"{path} names its model {entry.name!r}; the file must be called {entry.name}.toml")
     if isinstance(entry.source, LocalFile):

@@ -25,6 +25,9 @@ RANGE_BYTES = 16 << 20
 RANGES_AT_ONCE = 4
 """A large file comes in ranges, several at a time, each held in memory until those before it are on the disk."""
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+# As HTTP writes numbers; other scripts' digits are none there, and Python reads no number of any length.
+_WHOLE = re.compile(r"[0-9]{1,20}")
+_CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,20})-[0-9]{1,20}|\*)/([0-9]{1,20}|\*)")
 Report = Callable[[int, int | None], None]
 """Called with bytes on disk and total bytes (None while unknown)."""
 
@@ -334,7 +337,7 @@ def _require_success(response: httpx.Response, shown: str) -> None:
         asked = response.headers.get("Retry-After", "")
         raise _TransientError(
             f"the server answered {status} {response.reason_phrase}",
-            retry_after_s=min(float(asked), LONGEST_PAUSE_S) if asked.isdecimal() else 0.0,
+            retry_after_s=min(float(asked), LONGEST_PAUSE_S) if _WHOLE.fullmatch(asked) else 0.0,
         )
     if status not in (200, 206):
         raise CommandError(
@@ -346,7 +349,7 @@ def _require_success(response: httpx.Response, shown: str) -> None:
 
 
 def _content_range(response: httpx.Response) -> re.Match[str] | None:
-    return re.match(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)$", response.headers.get("Content-Range", ""))
+    return _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
 
 
 def _range_start(response: httpx.Response) -> int | None:
@@ -363,7 +366,7 @@ def _total(response: httpx.Response, done: int) -> int | None:
     if response.status_code == 206:
         return _range_total(response)
     length = response.headers.get("Content-Length", "")
-    return done + int(length) if length.isdecimal() else None
+    return done + int(length) if _WHOLE.fullmatch(length) else None
 
 
 def _remember_etag(part: Path, response: httpx.Response) -> None:

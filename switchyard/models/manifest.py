@@ -27,10 +27,10 @@ from switchyard.models.catalogue import (
     ModelFile,
     PythonPackages,
     Readout,
-    Strict,
     model_file,
     require_one_model,
 )
+from switchyard.strict import Listed, Strict
 
 FILE_NAME = "model-manifest.json"
 
@@ -55,7 +55,7 @@ class ModelManifest(Strict):
     licence: Annotated[Licence, Field(description="Name and URL of its licence.")]
     readout: Annotated[Readout | None, Field(description="The readout recommended for decisions.")] = None
     claims: Annotated[Claims, Field(description="What the GGUF file says of itself, checked before publishing.")]
-    files: Annotated[tuple[ManifestFile, ...], Field(min_length=1, description="Role, name, size and sha256 of each.")]
+    files: Annotated[Listed[ManifestFile], Field(min_length=1, description="Role, name, size and sha256 of each.")]
     source: Annotated[
         PythonPackages | HuggingFace | S3 | FromFile,
         Field(discriminator="kind", description="Where the files were fetched."),

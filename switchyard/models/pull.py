@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 import zipfile
 from collections.abc import Callable, Sequence
@@ -177,7 +178,7 @@ def _inspect_hub(response: httpx.Response, source: HuggingFace, file: ModelFile)
     if len(linked) == 64 and linked != file.sha256:
         raise _moved(f"the hub says that {what} has the sha256 {linked}, and {file.sha256} was expected")
     size = response.headers.get("X-Linked-Size", "")
-    if file.size is not None and size.isdecimal() and int(size) != file.size:
+    if file.size is not None and re.fullmatch(r"[0-9]{1,20}", size) and int(size) != file.size:
         raise _moved(f"the hub says that {what} has {size} bytes, and {file.size} were expected")
 
 

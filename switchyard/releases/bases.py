@@ -27,12 +27,13 @@ def load_bases(path: Path = FILE) -> Bases:
     """
     try:
         return _BASES.validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CommandError(f"cannot read the file of base images {path}: {error}", code=ExitCode.USAGE) from error
     except ValidationError as error:
         raise CommandError(
             f"the file of base images {path} is refused:\n{sentences(error)}", code=ExitCode.USAGE
         ) from error
+    # Not TOML, not UTF-8, a number with more digits than Python reads, or lists too deep.
+    except (OSError, ValueError, RecursionError) as error:
+        raise CommandError(f"cannot read the file of base images {path}: {error}", code=ExitCode.USAGE) from error
 
 
 def base_for(bases: Bases, hardware: Hardware) -> ReleasedImage:

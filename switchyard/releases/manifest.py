@@ -18,11 +18,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.faults import sentences
 from switchyard.models.catalogue import Sha256
+from switchyard.strict import Listed, Named, Strict
 from switchyard_constructs.hardware import Architecture, Hardware
 from switchyard_constructs.images import DLC_REPOSITORY, ImageReference
 from switchyard_constructs.model_artifact import ModelArtifact
@@ -56,11 +57,7 @@ Digest = Annotated[str, Field(pattern=_DIGEST)]
 FilePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$")]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ReleasedFile(_Strict):
+class ReleasedFile(Strict):
     """One file of a model."""
 
     name: Annotated[FilePath, Field(description="Its name below the model's prefix.")]
@@ -69,14 +66,14 @@ class ReleasedFile(_Strict):
     sha256: Annotated[Sha256, Field(description="Hash of its bytes.")]
 
 
-class ReleasedModel(_Strict):
+class ReleasedModel(Strict):
     """A model's files in an artifact bucket, below a key that holds their hash."""
 
     name: Annotated[str, Field(min_length=1, description="Name in the model catalogue.")]
     key: Annotated[str, Field(description="Where it lies in each bucket: a prefix that ends in '/'.")]
     manifest_sha256: Annotated[Sha256, Field(description="Hash of its model-manifest.json; a part of the key.")]
     file: Annotated[FilePath, Field(description="The GGUF file that is served; one of its files.")]
-    files: Annotated[tuple[ReleasedFile, ...], Field(min_length=1, description="Every file, as its manifest has it.")]
+    files: Annotated[Listed[ReleasedFile], Field(min_length=1, description="Every file, as its manifest has it.")]
 
     @model_validator(mode="after")
     def _content_addressed(self) -> ReleasedModel:
@@ -109,14 +106,14 @@ class ReleasedModel(_Strict):
         return ModelArtifact(bucket=bucket, key=self.key, bytes=self.bytes, file=self.file)
 
 
-class Sbom(_Strict):
+class Sbom(Strict):
     """What an image consists of: a CycloneDX document in the artifact bucket."""
 
     key: Annotated[str, Field(min_length=1, description="Its key in each bucket.")]
     sha256: Annotated[Sha256, Field(description="Hash of its bytes.")]
 
 
-class ImageBuildFacts(_Strict):
+class ImageBuildFacts(Strict):
     """What one of our images was made of."""
 
     base_digest: Annotated[Digest, Field(description="The published container that it was built on.")]
@@ -126,7 +123,7 @@ class ImageBuildFacts(_Strict):
     sbom: Annotated[Sbom, Field(description="Its list of parts.")]
 
 
-class ReleasedImage(_Strict):
+class ReleasedImage(Strict):
     """A container image by digest. The registry that holds it is the environment's business, or AWS's."""
 
     digest: Annotated[
@@ -134,7 +131,7 @@ class ReleasedImage(_Strict):
         # A validator says better than a pattern what is wrong; the schema has the pattern.
         Field(description="sha256: and 64 hexadecimal digits.", json_schema_extra={"pattern": _DIGEST}),
     ]
-    architecture: Annotated[Architecture, Field(description="x86_64 or arm64.")]
+    architecture: Annotated[Named[Architecture], Field(description="x86_64 or arm64.")]
     cuda: Annotated[str | None, Field(description="Its CUDA version, such as 13.0; null without.")] = None
     llama_cpp: Annotated[str, Field(pattern=r"^b[0-9]+$", description="Build of llama.cpp in it, such as b10433.")]
     media_type: Annotated[
@@ -181,7 +178,7 @@ class ReleasedImage(_Strict):
         )
 
 
-class Part(_Strict):
+class Part(Strict):
     """A document that belongs to a release: its name, its version, and the hash of its bytes."""
 
     name: Annotated[str, Field(min_length=1, description="Which document it is.")]
@@ -189,14 +186,14 @@ class Part(_Strict):
     sha256: Annotated[Sha256, Field(description="Hash of its bytes.")]
 
 
-class ReleaseSource(_Strict):
+class ReleaseSource(Strict):
     """The code that a release was built from."""
 
     commit: Annotated[Commit, Field(description="The last commit that changed what the builds are made of.")]
     dirty: Annotated[bool, Field(description="Whether there were changes that no commit has.")]
 
 
-class Release(_Strict):
+class Release(Strict):
     """What is deployed, wherever it is deployed."""
 
     format: Annotated[Literal["switchyard-release/1"], Field(description="Version of this format.")]
@@ -218,13 +215,13 @@ class Release(_Strict):
         Field(min_length=1, description="By role. An endpoint serves the role called like its kind unless it says."),
     ]
     images: Annotated[
-        Mapping[Kind, Mapping[Hardware, ReleasedImage]],
+        Mapping[Kind, Mapping[Named[Hardware], ReleasedImage]],
         Field(description="By kind of endpoint and hardware: our images for decisions, AWS's container for chat."),
     ]
-    prompts: Annotated[tuple[Part, ...], Field(description="The words that the server puts around a decision.")] = ()
-    decision_contracts: Annotated[tuple[Part, ...], Field(description="Decision contracts; none exist yet.")] = ()
-    calibrations: Annotated[tuple[Part, ...], Field(description="Calibrations; none exist yet.")] = ()
-    evaluation_reports: Annotated[tuple[Part, ...], Field(description="Evaluation reports; none exist yet.")] = ()
+    prompts: Annotated[Listed[Part], Field(description="The words that the server puts around a decision.")] = ()
+    decision_contracts: Annotated[Listed[Part], Field(description="Decision contracts; none exist yet.")] = ()
+    calibrations: Annotated[Listed[Part], Field(description="Calibrations; none exist yet.")] = ()
+    evaluation_reports: Annotated[Listed[Part], Field(description="Evaluation reports; none exist yet.")] = ()
 
     @model_validator(mode="after")
     def _complete(self) -> Release:

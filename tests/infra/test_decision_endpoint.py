@@ -604,6 +604,17 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"environment": {"LONG": "x" * 1025}},
         ["LONG has 1025 characters", "at most 1024"],
     ),
+    **{
+        f"the server's port as {name}": (
+            {"environment": {name: "9"}},
+            [f"the environment sets {name}", "on port 8080 only", "remove it"],
+        )
+        for name in ("PORT", "port", "SWITCHYARD_PORT", "Switchyard_Port", "SAGEMAKER_BIND_TO_PORT")
+    },
+    "a value that no process can have": (
+        {"environment": {"MINE": "a\0b"}},
+        ["environment variable MINE has the character U+0000 at position 1", "remove it"],
+    ),
     "too many variables": (
         {"environment": {f"V{number}": "1" for number in range(98)}},
         ["101 environment variables", "SageMaker takes 100"],

@@ -180,7 +180,7 @@ def test_no_finding_of_cdk_nag_or_cfn_lint(stack, nag_findings, lint_findings):
         ({"memory_percent": -1}, "the threshold memory_percent is -1; set more than 0"),
         ({"server_errors": 0}, "the threshold server_errors is 0; set more than 0"),
         ({"unanswered": 0}, "the threshold unanswered is 0; set more than 0"),
-        ({"latency_p95_ms": float("nan")}, "the threshold latency_p95_ms is nan; set more than 0"),
+        ({"latency_p95_ms": float("nan")}, "the threshold latency_p95_ms is nan; give a finite number"),
     ],
 )
 def test_a_threshold_that_means_nothing_is_refused(stack, changes, sentence):

@@ -26,6 +26,7 @@ from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.models.catalogue import catalogue
 from switchyard.models.manifest import manifest_sha256, model_manifest, model_prefix
 from switchyard.releases.manifest import Release, load_release, parse_release
+from switchyard_runtime.settings import Settings
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -163,6 +164,44 @@ ENDPOINTS_REFUSED = {
         "both hub and model 'chat' are set; remove one of them",
     ),
     "a timeout beyond SageMaker's": (decision(startup_timeout_s=3601), "less than or equal to 3600 (it is 3601)"),
+    **{
+        f"{name} = {value[:20]!r} for the container": (decision(threads=2, environment={name: value}), sentence)
+        for name, value, sentence in (
+            ("SWITCHYARD_DEADLINE", "5", "did you mean SWITCHYARD_DEADLINE_S?"),
+            ("SWITCHYARD_LOGLEVEL", "info", "which is no setting of the server; did you mean SWITCHYARD_LOG_LEVEL?"),
+            ("SWITCHYARD_XYZQ", "5", "SWITCHYARD_XYZQ, which is no setting of the server; remove it"),
+            ("SWITCHYARD_CONFIG", "/x", "SWITCHYARD_CONFIG, which is no setting of the server; remove it"),
+            ("SWITCHYARD_DEADLINE_S", "5s", "SWITCHYARD_DEADLINE_S = '5s': Input should be a valid number"),
+            ("SWITCHYARD_DEADLINE_S", "inf", "SWITCHYARD_DEADLINE_S = 'inf': Input should be"),
+            ("SWITCHYARD_DEADLINE_S", "nan", "SWITCHYARD_DEADLINE_S = 'nan': Input should be"),
+            ("SWITCHYARD_QUEUE_LIMIT", "0", "SWITCHYARD_QUEUE_LIMIT = '0': Input should be greater than or equal to 1"),
+            ("SWITCHYARD_PROBE", "maybe", "SWITCHYARD_PROBE = 'maybe': Input should be a valid boolean"),
+            ("SWITCHYARD_LAYOUT", "state", "SWITCHYARD_LAYOUT = 'state': Input should be 'state-first' or"),
+            ("SWITCHYARD_LAYOUT", "s" * 999, "sss...: Input should be 'state-first' or"),
+            ("SWITCHYARD_MODEL_ID", "a\0", "variable SWITCHYARD_MODEL_ID has the character U+0000 at position 1"),
+            ("OTHER", "\0", "environment variable OTHER has the character U+0000 at position 0"),
+            ("OTHER", "x" * 1025, "environment variable OTHER has 1025 characters; SageMaker takes at most 1024"),
+            ("SWITCHYARD_PORT", "1", "sets SWITCHYARD_PORT, but SageMaker reaches the server on port 8080 only"),
+            ("SAGEMAKER_BIND_TO_PORT", "1", "SageMaker reaches the server on port 8080 only; remove it"),
+            ("PORT", "1", "the environment sets PORT, but SageMaker reaches the server on port 8080 only"),
+            ("SWITCHYARD_HOST", "::", "sets SWITCHYARD_HOST, which the endpoint sets itself"),
+            ("SWITCHYARD_MODEL", "/x", "sets SWITCHYARD_MODEL, which the endpoint sets itself"),
+            ("SWITCHYARD_GPU_LAYERS", "1", "sets SWITCHYARD_GPU_LAYERS, which the endpoint sets itself"),
+            ("SWITCHYARD_THREADS", "1", "sets SWITCHYARD_THREADS, which the endpoint sets itself"),
+        )
+    },
+    "settings that contradict each other": (
+        decision(environment={"SWITCHYARD_CACHE_TYPE": "q8_0", "SWITCHYARD_FLASH_ATTENTION": "off"}),
+        "cache_type=q8_0 needs flash attention, and flash_attention is off; set it to auto or on",
+    ),
+    "U+0000 for chat": (
+        decision(kind="chat", environment={"SM_LLAMA_CPP_ALIAS": "\0"}),
+        "environment variable SM_LLAMA_CPP_ALIAS has the character U+0000 at position 0",
+    ),
+    "more threads than a double can count": (
+        decision(threads=10**400),
+        "endpoints.one.threads: Input should be less than or equal to 9007199254740991",
+    ),
     "an unknown field": (decision(instance_count=1), "endpoints.one.instance_count: there is no such field"),
     "an unknown kind": (decision(kind="embedding"), "endpoints.one.kind: Input should be 'chat' or 'decision'"),
     "a caller that is no principal": (
@@ -180,6 +219,35 @@ def test_endpoint_refused(endpoint: dict[str, Any], sentence: str) -> None:
     assert "test.toml" in refused.value.message
     assert "endpoints.one" in refused.value.message
     assert refused.value.code is ExitCode.USAGE
+
+
+def test_settings_that_the_server_takes_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the environment of this process says about the server."""
+    monkeypatch.setenv("SWITCHYARD_DEADLINE_S", "5s")
+    given = {
+        "SWITCHYARD_LOG_LEVEL": "debug",
+        "SWITCHYARD_PROBE": "no",
+        "SWITCHYARD_STREAM_DEADLINE_S": "5.5",
+        "SWITCHYARD_MODEL_ID": "mine",
+        "SWITCHYARD_THREADS": "2",
+        "OMP_NUM_THREADS": "2",
+    }
+    assert environment(decision(environment=given)).endpoints["one"].environment == given
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in Settings.model_fields if name not in {"model", "host", "gpu_layers", "port"}]
+)
+def test_every_setting_of_the_server_can_be_given_its_default(name: str) -> None:
+    default = Settings.model_fields[name].default
+    environment(decision(environment={f"SWITCHYARD_{name.upper()}": "x" if default is None else str(default)}))
+
+
+def test_every_fault_of_a_containers_environment_is_told_at_once() -> None:
+    faults = {"SWITCHYARD_DEADLINE": "5", "SWITCHYARD_PROBE": "maybe", "SWITCHYARD_QUEUE_LIMIT": "x", "PORT": "1"}
+    with pytest.raises(CommandError) as refused:
+        environment(decision(environment=faults))
+    assert all(name in refused.value.message for name in faults)
 
 
 ENVIRONMENTS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -198,7 +198,7 @@ class Registry:
 
     def _continues(self, request: _Request, upload: Upload) -> None:
         """Refuse a part that does not begin where the last one ended."""
-        start = re.match(r"(?:bytes )?(\d+)-", request.headers.get("content-range", ""))
+        start = re.match(r"(?:bytes )?([0-9]{1,20})-", request.headers.get("content-range", ""))
         if start is not None and int(start[1]) != upload.size:
             raise _RefusedError(
                 HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def variables(given: dict[str, str], options: Options, notes: list[str]) -> dict
     """
     merged = {**given, **options.environment}
     threads, cores = merged.get("SWITCHYARD_THREADS", "0"), _cores()
-    if threads.isdigit() and int(threads) > cores:
+    if re.fullmatch(r"[0-9]{1,9}", threads) and int(threads) > cores:
         merged["SWITCHYARD_THREADS"] = str(cores)
         notes.append(f"SWITCHYARD_THREADS={threads} is cut to this machine's {cores} cores")
     return merged

@@ -7,6 +7,7 @@ something else than AWS will.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from switchyard_localcloud.errors import ServiceError
@@ -115,6 +116,6 @@ def _value(name: str, value: str) -> str:
 
 
 def _integer(name: str, value: str) -> int:
-    if not value.isdigit():
+    if not re.fullmatch(r"[0-9]{1,9}", value):
         raise ServiceError(f"--{name} of the llama.cpp container is {value!r}; it takes a whole number.")
     return int(value)

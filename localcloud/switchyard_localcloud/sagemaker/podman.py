@@ -156,7 +156,7 @@ def _access(image: str, cloud: CloudDetails, credentials: Credentials) -> str:
 def _reason(said: str) -> str:
     """The last thing that podman said, without its log's frame."""
     last = next((line for line in reversed(said.splitlines()) if line.strip()), "podman gave no reason")
-    return re.sub(r'^time="[^"]*" level=\w+ msg=|^Error: ', "", last.strip())
+    return re.sub(r'^time="[^"]*" level=[a-z]+ msg=|^Error: ', "", last.strip())
 
 
 def _limits() -> list[str]:

@@ -18,7 +18,7 @@ from switchyard_runtime.engine.gguf_header import GgufError, Header, Scalar, rea
 Progress = Callable[[int, int], None]
 
 _SUFFIX = ".gguf"
-_SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+_SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.IGNORECASE)
 _NAMES_SHOWN = 8
 _CHUNK_BYTES = 1 << 22
 # general.type of files that go beside a model, and what a reader should be told they are.

@@ -1,0 +1,33 @@
+"""What the models of our TOML and JSON files have in common: a value is of its field's type, or it is refused."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+from pydantic import Strict as Strictly
+
+_Item = TypeVar("_Item")
+_Enum = TypeVar("_Enum", bound=StrEnum)
+
+
+class Strict(BaseModel):
+    """A part of a file that is read strictly: no unknown field, no change afterwards, no value of another type.
+
+    Without ``strict``, pydantic takes ``true`` and ``"1"`` for 1, and ``"yes"`` for true.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+# TOML and JSON have no types of their own for these. What they hold is as strict as everything else.
+Listed = Annotated[tuple[_Item, ...], Strictly(False)]
+"""A tuple, from a list."""
+
+Named = Annotated[_Enum, Strictly(False)]
+"""A member of an enumeration, from its value."""
+
+FolderPath = Annotated[Path, Strictly(False)]
+"""A path, from a string."""
