@@ -89,7 +89,10 @@ def settings_page() -> str:
     text = [
         "A setting is a flag of `switchyard serve`, an environment variable, or an entry in a TOML file named by",
         "`--config` or `SWITCHYARD_CONFIG`. Flags win over the environment, the environment over the file, and the",
-        "file over the defaults. `SAGEMAKER_BIND_TO_PORT` also sets the port.",
+        "file over the defaults. `SAGEMAKER_BIND_TO_PORT` also sets the port, where `SWITCHYARD_PORT` does not.",
+        "",
+        "A `SWITCHYARD_*` variable or an entry of the file that does not exist stops the start, so that misspelt ones",
+        'are noticed. Values in the file have the type of their setting: `threads = 4`, not `"4"` or `true`.',
     ]
     heads = ["flag", "environment", "in the file", "default", "allowed", "meaning"]
     return _page("Settings", "runtime/switchyard_runtime/settings.py", "\n".join(text), _table(heads, rows))

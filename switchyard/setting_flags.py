@@ -9,11 +9,10 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
-from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from switchyard.exit_codes import CommandError, ExitCode
-from switchyard_runtime.settings import Settings, load_settings
+from switchyard_runtime.settings import Settings, SettingsError, load_settings
 
 
 def flag_names(name: str, field: FieldInfo) -> tuple[str, ...]:
@@ -87,26 +86,12 @@ def shown_default(field: FieldInfo) -> str:
 
 
 def settings_from(flags: dict[str, Any], config: Path | None) -> Settings:
-    """The settings, with every fault told in terms of flags.
+    """The settings of one server.
 
     Raises:
-        CommandError: A value is out of range, a name in the file is unknown, or the file is not TOML.
+        CommandError: A value is wrong, a name unknown, or the file cannot be read.
     """
     try:
         return load_settings(config=config, **flags)
-    except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc'])) or 'settings'}: {fault['msg']} (given: {_shown(fault['input'])})"
-            for fault in error.errors(include_url=False)
-        )
-        raise CommandError(f"the settings are wrong: {faults}", code=ExitCode.USAGE) from error
-    except FileNotFoundError as error:
+    except SettingsError as error:
         raise CommandError(str(error), code=ExitCode.USAGE) from error
-    except (OSError, ValueError) as error:
-        # tomllib.TOMLDecodeError is a ValueError.
-        raise CommandError(f"the settings file {config} cannot be read: {error}", code=ExitCode.USAGE) from error
-
-
-def _shown(value: Any) -> str:
-    text = "several settings" if isinstance(value, dict) else repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

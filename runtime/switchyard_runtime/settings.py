@@ -6,35 +6,88 @@ Order of precedence: flags, then ``SWITCHYARD_*`` environment variables, then th
 
 from __future__ import annotations
 
+import difflib
+import os
+import re
+import tomllib
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 MAX_OPTIONS = 255
+
+PREFIX = "SWITCHYARD_"
+OTHER_VARIABLES = frozenset(
+    {
+        "SWITCHYARD_BUILD_KEY",
+        "SWITCHYARD_BUILD_STATE",
+        "SWITCHYARD_CACHE",
+        "SWITCHYARD_CLOUD",
+        "SWITCHYARD_CONFIG",
+        "SWITCHYARD_DOCKER",
+        "SWITCHYARD_FUZZ",
+        "SWITCHYARD_LOCALCLOUD_LIFELINE",
+        "SWITCHYARD_MODELS",
+        "SWITCHYARD_PYTHON",
+        "SWITCHYARD_TEST_CONTAINERS",
+        "SWITCHYARD_TEST_MODEL",
+        "SWITCHYARD_URL",
+    }
+)
+"""Every variable with our prefix that something of this project reads and that is no setting."""
+
+# Kubernetes gives a pod such variables for each service of its namespace. A service may be called switchyard.
+_SERVICE_LINK = re.compile(
+    r"SWITCHYARD_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)",
+    re.ASCII,
+)
+_LONGEST_SHOWN = 80
+
+
+class SettingsError(ValueError):
+    """Settings with which no server can start; the message is for the person who gave them."""
+
+
+def _text(instead: str) -> AfterValidator:
+    """Text that can be seen and sent; ``instead`` says what to set where there is none."""
+
+    def check(value: str) -> str:
+        if not any(character.isprintable() and character != " " for character in value):
+            raise ValueError(f"it is blank; {instead}")
+        for character in value:
+            # Not isprintable(): a folder's name may well hold a wide or a narrow space, or a joiner.
+            if unicodedata.category(character) in ("Cc", "Zl", "Zp"):
+                raise ValueError(f"it holds the control character {character!r}; take printable characters only")
+        return value
+
+    return AfterValidator(check)
 
 
 class Settings(BaseSettings):
     """Settings of one server process."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="SWITCHYARD_", extra="forbid", frozen=True, protected_namespaces=(), populate_by_name=True
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, protected_namespaces=())
 
-    model: str = Field("gemma-3-270m", description="Name in the model catalogue, a GGUF file, or a folder holding one.")
-    model_id: str | None = Field(None, description="Name reported to callers; the catalogue or file name when unset.")
-    host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(
-        8080,
-        description="Port to listen on; 0 picks a free one.",
-        validation_alias=AliasChoices("port", "SWITCHYARD_PORT", "SAGEMAKER_BIND_TO_PORT"),
+    model: Annotated[str, _text("name a model of the catalogue or a GGUF file")] = Field(
+        "gemma-3-270m", description="Name in the model catalogue, a GGUF file, or a folder holding one."
     )
+    model_id: Annotated[str, _text("leave it unset for the catalogue or file name")] | None = Field(
+        None, description="Name reported to callers; the catalogue or file name when unset."
+    )
+    host: Annotated[str, _text("set 127.0.0.1 for this machine only, 0.0.0.0 for all interfaces")] = Field(
+        "127.0.0.1", description="Address to listen on."
+    )
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(8080, description="Port to listen on; 0 picks a free one.")
 
     threads: Annotated[int, Field(ge=0, le=1024)] = Field(
         0,
@@ -129,11 +182,22 @@ class Settings(BaseSettings):
     )
     log_raw_text: bool = Field(False, description="Log callers' text. Off unless you are allowed to store it.")
 
-    @field_validator("model")
+    @field_validator("*", mode="before")
     @classmethod
-    def _model_named(cls, value: str) -> str:
-        if not value.strip():
-            raise ValueError("name a model of the catalogue or a GGUF file")
+    def _is_unicode(cls, value: Any) -> Any:
+        # The environment and the command line may hold any bytes; Python hides those that are not UTF-8 in surrogates.
+        if isinstance(value, str) and any(unicodedata.category(character) == "Cs" for character in value):
+            raise ValueError("it holds bytes that are not UTF-8; give it in UTF-8")
+        return value
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _no_service_link(cls, value: Any) -> Any:
+        if isinstance(value, str) and "://" in value:
+            raise ValueError(
+                "this is an address that Kubernetes or Docker sets for a service called switchyard, not a port; set "
+                f"{PREFIX}PORT to a number of at most 65535, or turn these links off (enableServiceLinks: false)"
+            )
         return value
 
     @model_validator(mode="after")
@@ -158,24 +222,124 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic-settings' signature
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, environment, file; no ``.env`` and no secrets folder, so that nothing surprising is read."""
-        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls))
+        """Flags and environment; no ``.env`` and no secrets folder, so that nothing surprising is read."""
+        return (init_settings, env_settings, InitSettingsSource(settings_cls, _port_of_sagemaker(os.environ)))
 
 
 def load_settings(*, config: Path | None = None, **flags: Any) -> Settings:
     """Settings from ``flags`` (None means unset), the environment and, if given, a TOML file.
 
     Raises:
-        pydantic.ValidationError: A value is wrong or a name unknown; the message names it.
-        FileNotFoundError: ``config`` does not exist.
+        SettingsError: A value is wrong, a name unknown, or the file cannot be read; the message names it.
     """
+    _check_names(os.environ)
+    chosen = Settings if config is None else _settings_above(_entries(config))
     given = {name: value for name, value in flags.items() if value is not None}
-    if config is None:
-        return Settings(**given)
-    if not config.is_file():
-        raise FileNotFoundError(f"the settings file {config} does not exist")
+    try:
+        return chosen(**given)
+    except ValidationError as error:
+        faults = "; ".join(_told(fault) for fault in error.errors(include_url=False))
+        raise SettingsError(f"the settings are wrong: {faults}") from error
 
-    class _FromFile(Settings):
-        model_config = SettingsConfigDict(toml_file=config)
 
-    return _FromFile(**given)
+def _settings_above(entries: dict[str, Any]) -> type[Settings]:
+    """Settings that take from a file's ``entries`` what flags and environment leave open."""
+
+    class _WithFile(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *sources: Any, **named: Any
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            above = super().settings_customise_sources(settings_cls, *sources, **named)
+            return (*above, InitSettingsSource(settings_cls, entries))
+
+    return _WithFile
+
+
+def _port_of_sagemaker(environment: Mapping[str, str]) -> dict[str, Any]:
+    port = environment.get("SAGEMAKER_BIND_TO_PORT")
+    return {} if port is None else {"port": port}
+
+
+def _check_names(environment: Mapping[str, str]) -> None:
+    """Refuse variables with our prefix that nothing reads: their author believes that they do something."""
+    settings = {PREFIX + name.upper() for name in Settings.model_fields}
+    known = sorted(settings | OTHER_VARIABLES)
+    unknown = [
+        f"{_legible(name)} is no variable of Switchyard: {_instead(name.upper(), known, 'unset it')}"
+        for name, value in sorted(environment.items())
+        # As pydantic reads settings in any case, but everything else is read in this one only.
+        if name.upper().startswith(PREFIX) and name.upper() not in settings and name not in OTHER_VARIABLES
+        if not _is_service_link(name, value)
+    ]
+    if unknown:
+        raise SettingsError(f"the environment is wrong: {'; '.join(unknown)}")
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    return _SERVICE_LINK.fullmatch(name) is not None or (name.endswith("_PORT") and "://" in value)
+
+
+def _entries(config: Path) -> dict[str, Any]:
+    """What the file says, by the names of settings, and every value of its setting's very type."""
+    shown = _legible(str(config))
+    try:
+        written = tomllib.loads(config.read_bytes().decode())
+    except FileNotFoundError as error:
+        raise SettingsError(f"the settings file {shown} does not exist") from error
+    except OSError as error:
+        raise SettingsError(f"the settings file {shown} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"the settings file {shown} is not UTF-8: byte {error.start + 1} is 0x{error.object[error.start]:02x}; "
+            "save it in UTF-8"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        # ValueError: also a number too long for Python. RecursionError: tomllib descends without a limit.
+        raise SettingsError(f"the settings file {shown} is not TOML: {error}") from error
+    entries = InitSettingsSource(Settings, written)()
+    faults = list(_file_faults(entries))
+    if len(entries) < len(written):
+        faults.append("it names a setting twice, in capitals and in small letters; keep one")
+    if faults:
+        raise SettingsError(f"the settings file {shown} is wrong: {'; '.join(faults)}")
+    return entries
+
+
+def _file_faults(entries: Mapping[str, Any]) -> Iterator[str]:
+    """A value of the file has a type, unlike the text of a variable; another one than the setting's is a mistake."""
+    for name, value in entries.items():
+        field = Settings.model_fields.get(name)
+        if field is None:
+            instead = _instead(name, Settings.model_fields, "remove it")
+            yield f"{_legible(name)} is no setting: {instead}"
+            continue
+        annotation: Any = field.annotation
+        try:
+            TypeAdapter(annotation).validate_python(value, strict=True)
+        except ValidationError as error:
+            yield _told(error.errors(include_url=False)[0], name)
+
+
+def _told(fault: ErrorDetails, name: str = "") -> str:
+    """One fault: the setting, what is wrong with it, and the value."""
+    where = name or ".".join(map(str, fault["loc"])) or "settings"
+    return f"{where}: {fault['msg'].removeprefix('Value error, ')} (given: {_shown(fault['input'])})"
+
+
+def _shown(value: Any) -> str:
+    text = "several settings" if isinstance(value, dict) else repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
+
+
+def _instead(name: str, known: Iterable[str], otherwise: str) -> str:
+    """What to write in place of an unknown name."""
+    # Without our prefix, which alone would make any two names alike.
+    names = {each.removeprefix(PREFIX): each for each in known}
+    close = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1)
+    return f"did you mean {names[close[0]]}?" if close else f"{otherwise}; docs/reference/settings.md has all names"
+
+
+def _legible(text: str) -> str:
+    """Text that any terminal and log takes; names of files and variables may hold bytes that are not UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()

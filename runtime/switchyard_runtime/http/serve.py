@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from pydantic import ValidationError
 from structlog.typing import FilteringBoundLogger
 
 from switchyard_runtime.http.app import create_app
 from switchyard_runtime.http.observability.logs import describe_exception, forward_standard_logging, make_log
 from switchyard_runtime.http.protocol import Protocol
 from switchyard_runtime.http.runtime import Runtime, Services, build_services
-from switchyard_runtime.settings import Settings, load_settings
+from switchyard_runtime.settings import Settings, SettingsError, load_settings
 
 STOPPED = 0
 FAILED = 1
@@ -105,9 +104,10 @@ class _Process:
         """Everything from binding the address to the exit status."""
         try:
             listener = self._listen()
-        except OSError as error:
+        except (OSError, TypeError) as error:  # TypeError: Python's for names that the DNS cannot hold, such as é..b
             where = f"{self._settings.host}:{self._settings.port}"
-            self._log.error("not_listening", reason=f"Cannot listen on {where}: {error.strerror or error}.")
+            reason = (isinstance(error, OSError) and error.strerror) or error
+            self._log.error("not_listening", reason=f"Cannot listen on {where}: {reason}.")
             return FAILED
         self._take_signals()
         serving = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -219,7 +219,7 @@ def main() -> int:
     config = os.environ.get("SWITCHYARD_CONFIG")
     try:
         settings = load_settings(config=Path(config) if config else None)
-    except (ValidationError, FileNotFoundError) as error:
+    except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return WRONG_SETTINGS
     return serve(settings)
