@@ -251,11 +251,13 @@ class StubEngine:
             try:
                 if not future.cancelled():
                     result = work(*args)
+                    self._pending.discard(future)  # first: whoever has the answer finds the queue empty
                     if not future.done():
                         future.set_result(result)
                 else:
                     self.cancelled_jobs += 1
             except Exception as error:
+                self._pending.discard(future)
                 if not future.done():
                     future.set_exception(error)
             finally:

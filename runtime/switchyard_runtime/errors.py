@@ -21,6 +21,7 @@ class Kind(StrEnum):
     UPLOAD_TIMEOUT = "upload_timeout"
     BODY_TOO_LARGE = "body_too_large"
     MEDIA_TYPE = "media_type"
+    REPEATED_HEADER = "repeated_header"
     BUSY = "busy"
     DEADLINE = "deadline"
     DRAINING = "draining"
@@ -53,6 +54,7 @@ TABLE: dict[Kind, Row] = {
     Kind.UPLOAD_TIMEOUT: Row(408, 408, 408, "invalid_request_error", retryable=True),
     Kind.BODY_TOO_LARGE: Row(413, 413, 413, "invalid_request_error"),
     Kind.MEDIA_TYPE: Row(415, 415, 415, "invalid_request_error"),
+    Kind.REPEATED_HEADER: Row(400, 400, 400, "invalid_request_error"),
     Kind.BUSY: Row(503, 503, 503, "overloaded_error", retryable=True),
     Kind.DEADLINE: Row(503, 503, 503, "overloaded_error", retryable=True),
     Kind.DRAINING: Row(503, 503, 503, "overloaded_error", retryable=True),

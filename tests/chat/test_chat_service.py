@@ -22,6 +22,7 @@ from switchyard_runtime.errors import Kind, Problem
 from switchyard_runtime.generation import EmbeddingRequest, GenerationRequest, JsonOutput, Message
 from switchyard_runtime.identity import Identity
 from switchyard_runtime.services import chat as chat_service
+from switchyard_runtime.services import waiting
 from switchyard_runtime.services.chat import ChatService, Generation, server_sent_events
 from switchyard_runtime.services.embeddings import EmbeddingService
 from switchyard_runtime.services.prompts import prompt_sha256, tokens_to_generate
@@ -346,7 +347,7 @@ def test_cancelling_wakes_who_waits() -> None:
 
 
 def test_a_stuck_engine_does_not_keep_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_service, "_GRACE_S", 0.0)
+    monkeypatch.setattr(waiting, "GRACE_S", 0.0)
 
     async def scenario() -> None:
         engine = ScriptedEngine()

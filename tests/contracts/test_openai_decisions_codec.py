@@ -414,9 +414,16 @@ def test_the_servers_limit_of_questions_is_named() -> None:
     body = body_of(*[PREDICATE] * 65)
     assert "65 questions; the limit is 64 (the server's setting max_questions)" in problem_of(body).message
     assert len(decode(body, Limits(max_questions=400)).questions) == 65
-    assert (
-        "401 questions; the limit is 400" in problem_of(body_of(*[PREDICATE] * 401), Limits(max_questions=1000)).message
-    )
+    problem = problem_of(body_of(*[PREDICATE] * 401), Limits(max_questions=1000))
+    assert problem.message.endswith("401 questions; the limit is 400")
+
+
+def test_the_servers_limit_of_options_is_named() -> None:
+    choices = {"type": "choice", "instructions": "?", "choices": [{"value": v} for v in "abc"]}
+    levels = {"type": "score", "instructions": "?", "levels": [{"label": v} for v in "abc"]}
+    for question, noun in ((choices, "choices"), (levels, "levels")):
+        message = problem_of(body_of(question), Limits(max_options=2)).message
+        assert f"3 {noun}; the limit is 2 (the server's setting max_options)" in message
 
 
 def test_a_long_list_of_wrong_items_fails_at_the_first() -> None:

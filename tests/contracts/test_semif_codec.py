@@ -258,7 +258,10 @@ def test_the_servers_limits_are_named() -> None:
         "4 decisions; the limit is 3 (the server's setting max_questions)"
         in problem_of(several, Limits(max_questions=3)).message
     )
-    assert "3 options; the limit is 2" in problem_of(changed(options=options(3)), Limits(max_options=2)).message
+    assert (
+        "3 options; the limit is 2 (the server's setting max_options)"
+        in problem_of(changed(options=options(3)), Limits(max_options=2)).message
+    )
     assert len(semif.decode(several, limits=Limits(max_questions=4)).ids) == 4
 
 

@@ -327,7 +327,17 @@ def test_the_servers_limits_are_named() -> None:
     body = body_of(**{str(i): NOUL for i in range(65)})
     assert "65 questions; the limit is 64 (the server's setting max_questions)" in problem_of(body).message
     assert len(decode(body, Limits(max_questions=65)).ids) == 65
-    assert "3 levels; the limit is 2" in problem_of(body_of(a=SCORE), Limits(max_options=2)).message
+    named = "the limit is 2 (the server's setting max_options)"
+    assert f"3 levels; {named}" in problem_of(body_of(a=SCORE), Limits(max_options=2)).message
+    three = {"type": "choice", "criteria": dict.fromkeys("abc")}
+    assert f"3 options; {named}" in problem_of(body_of(a=three), Limits(max_options=2)).message
+
+
+def test_a_limit_that_no_setting_raises_names_none() -> None:
+    levels = {"type": "score", "criteria": ["a"] * 11}
+    assert problem_of(body_of(a=levels), Limits(max_options=255)).message.endswith("11 levels; the limit is 10")
+    options = {"type": "choice", "criteria": {str(i): None for i in range(256)}}
+    assert problem_of(body_of(a=options), Limits(max_options=255)).message.endswith("256 options; the limit is 255")
 
 
 def test_a_flood_of_faults_ends_the_checking() -> None:

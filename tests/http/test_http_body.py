@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 
+from switchyard_runtime.http.headers import elements
 from switchyard_runtime.settings import Settings
 
 POSTS = ["/invocations", "/v1/systemone", "/v1/decisions", "/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
@@ -55,15 +57,68 @@ def test_malformed_json_is_the_callers_fault(stub_client: TestClient, path: str,
         {"content-type": "application/x-www-form-urlencoded"},
         {"content-type": "application/json; charset=latin-1"},
         {"content-type": "application/json; charset=utf-16"},
-        {"content-type": "application/json, text/plain"},
         {"content-type": ""},
         {"content-encoding": "gzip"},
-        {"content-encoding": "identity, br"},
+        {"content-encoding": "gzip, gzip"},
     ],
 )
 def test_only_plain_json_in_utf8_is_read(stub_client: TestClient, path: str, headers: dict[str, str]) -> None:
     status, _ = post(stub_client, path, b"{}", **headers)
     assert status == 415
+
+
+JSON_TYPE = ("content-type", "application/json")
+
+
+@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ([JSON_TYPE, ("content-type", "text/plain")], 'Content-Type has 2 different values, "application/json", "text'),
+        ([("content-type", "text/plain"), JSON_TYPE], 'Content-Type has 2 different values, "text/plain", "appl'),
+        ([("content-type", "application/json, text/plain")], "Content-Type has 2 different values"),
+        ([("content-type", "application/json; a=b, text/plain")], 'json; a=b", "text/plain"'),
+        ([("content-type", 'application/json; a="\\", b, c", text/plain')], "Content-Type has 2 different values"),
+        ([("content-type", ",".join(f"a/{n}" for n in range(9)))], '"a/0", "a/1", "a/2" and 6 more'),
+        ([JSON_TYPE, ("content-type", "")], 'Content-Type has 2 different values, "application/json", ""'),
+        ([JSON_TYPE, ("content-encoding", "identity"), ("content-encoding", "gzip")], 'values, "identity", "gzip"'),
+        ([JSON_TYPE, ("content-encoding", "gzip"), ("content-encoding", "identity")], 'values, "gzip", "identity"'),
+        ([JSON_TYPE, ("content-encoding", ""), ("content-encoding", "gzip")], "Content-Encoding has 2 different"),
+        ([JSON_TYPE, ("content-encoding", "identity, br")], "Content-Encoding has 2 different values"),
+    ],
+)
+def test_of_two_values_of_a_header_neither_is_taken(
+    stub_client: TestClient, path: str, headers: list[tuple[str, str]], said: str
+) -> None:
+    response = stub_client.post(path, content=b"{}", headers=headers)
+    body = response.json()
+    assert response.status_code == 400
+    assert "repeated_header" in response.text
+    told = body["detail"]["message"] if path == "/v1/systemone" else message(path, body)
+    assert said in told
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [JSON_TYPE, JSON_TYPE],
+        [JSON_TYPE, ("content-type", "APPLICATION/JSON")],
+        [("content-type", "application/json, application/json")],
+        [("content-type", 'application/json; profile="a, text/plain"')],
+        [JSON_TYPE, ("content-encoding", "identity"), ("content-encoding", "Identity, identity")],
+    ],
+)
+def test_one_value_may_be_said_twice(
+    stub_client: TestClient, decision: dict[str, Any], headers: list[tuple[str, str]]
+) -> None:
+    assert stub_client.post("/invocations", content=json.dumps(decision), headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("character", [",", '"', "\\", '\\"', '",', "a"])
+def test_dividing_a_header_takes_time_in_proportion_to_it(character: str) -> None:
+    # Were the pattern to try again from every character, this would take hours, and the suite's limit would end it.
+    value = character * 1_000_000
+    assert ",".join(elements(Headers({"a": value}), "a")) == value
 
 
 def test_a_missing_content_type_is_named(stub_client: TestClient) -> None:

@@ -151,23 +151,27 @@ def test_models_come_in_both_shapes(stub_client: TestClient) -> None:
 
 
 def test_request_ids_are_ours_or_safe(stub_client: TestClient, decision: dict[str, Any]) -> None:
-    def ids(attributes: str | None) -> tuple[str, str]:
-        headers = {} if attributes is None else {"X-Amzn-SageMaker-Custom-Attributes": attributes}
+    def ids(*attributes: str) -> tuple[str, str]:
+        headers = [("X-Amzn-SageMaker-Custom-Attributes", line) for line in attributes]
         sent = stub_client.post("/invocations", json=decision, headers=headers).headers
         assert sent["x-request-id"] == sent["x-typesafe-request-id"]
         return sent["x-request-id"], sent["x-amzn-sagemaker-custom-attributes"]
 
     assert ids("tenant=a;request_id=Order-7.1_x") == ("Order-7.1_x", "request_id=Order-7.1_x")
+    assert ids("tenant=a", "request_id=1", "request_id=1,request_id=1") == ("1", "request_id=1")
     for unsafe in (
-        None,
-        "",
-        "request_id=",
-        "request_id=<script>",
-        "request_id=" + "a" * 65,
-        "secret=1",
-        "xrequest_id=a",
+        [],
+        [""],
+        ["request_id="],
+        ["request_id=<script>"],
+        ["request_id=" + "a" * 65],
+        ["secret=1"],
+        ["xrequest_id=a"],
+        ["request_id=a;request_id=b"],
+        ["request_id=<script>;request_id=b"],
+        ["request_id=a", "request_id=b"],
     ):
-        own, returned = ids(unsafe)
+        own, returned = ids(*unsafe)
         assert len(own) == 32
         assert returned == f"request_id={own}"
 

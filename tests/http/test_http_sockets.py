@@ -69,8 +69,9 @@ def test_a_declared_size_over_the_limit_is_refused_before_a_byte_is_read(raw: so
     assert closed(raw)
 
 
-def test_a_client_that_asks_first_is_refused_without_an_upload(raw: socket.socket) -> None:
-    raw.sendall(head("/invocations", f"Content-Length: {10 << 30}", "Expect: 100-continue"))
+@pytest.mark.parametrize("expect", [["100-continue"], ["100-Continue"], ["x", "100-continue"], ["x, 100-continue"]])
+def test_a_client_that_asks_first_is_refused_without_an_upload(raw: socket.socket, expect: list[str]) -> None:
+    raw.sendall(head("/invocations", f"Content-Length: {10 << 30}", *(f"Expect: {line}" for line in expect)))
     assert read_response(raw)[0] == 413
 
 

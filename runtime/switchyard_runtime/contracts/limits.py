@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_OPTIONS = 255
+"""Options of one question in every contract, whatever the server allows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -15,4 +18,4 @@ class Limits:
     """
 
     max_questions: int = 64
-    max_options: int = 255
+    max_options: int = MAX_OPTIONS

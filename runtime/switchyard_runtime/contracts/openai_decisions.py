@@ -54,7 +54,7 @@ from switchyard_runtime.contracts.answer_details import (
     extensions,
     score_confidence,
 )
-from switchyard_runtime.contracts.limits import Limits
+from switchyard_runtime.contracts.limits import MAX_OPTIONS, Limits
 from switchyard_runtime.contracts.text import labelled, render
 from switchyard_runtime.contracts.validation import (
     LAYOUT,
@@ -302,9 +302,9 @@ class Choice(Strict):
     instructions: Instructions
     choices: Annotated[
         list[ChoiceModel],
-        Field(json_schema_extra={"minItems": 2, "maxItems": 255}),
+        Field(json_schema_extra={"minItems": 2, "maxItems": MAX_OPTIONS}),
         AfterValidator(_unique_choices),
-        sized(list, "choice", low=2, high=lambda limits: limits.max_options),
+        sized(list, "choice", low=2, high=lambda limits: limits.max_options, setting="max_options", bound=MAX_OPTIONS),
     ]
     name: StrictStr | None = None
 
@@ -323,8 +323,8 @@ class Score(Strict):
     instructions: Instructions
     levels: Annotated[
         list[Level],
-        Field(json_schema_extra={"minItems": 2, "maxItems": 255}),
-        sized(list, "level", low=2, high=lambda limits: limits.max_options),
+        Field(json_schema_extra={"minItems": 2, "maxItems": MAX_OPTIONS}),
+        sized(list, "level", low=2, high=lambda limits: limits.max_options, setting="max_options", bound=MAX_OPTIONS),
     ]
     name: StrictStr | None = None
 
@@ -369,8 +369,9 @@ class Request(Strict):
             list,
             "question",
             low=1,
-            high=lambda limits: min(MAX_QUESTIONS, limits.max_questions),
+            high=lambda limits: limits.max_questions,
             setting="max_questions",
+            bound=MAX_QUESTIONS,
         ),
     ]
     prompt_cache_key: Annotated[None, BeforeValidator(_no_cache_key), WithJsonSchema({"type": "null"})] = None

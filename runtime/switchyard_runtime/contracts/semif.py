@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, RootModel, StrictStr, ValidationError
 
 from switchyard_runtime.contracts.answer_details import ModelIdentity, argmax, timing, tokens
-from switchyard_runtime.contracts.limits import Limits
+from switchyard_runtime.contracts.limits import MAX_OPTIONS, Limits
 from switchyard_runtime.contracts.text import labelled, render
 from switchyard_runtime.contracts.validation import (
     LAYOUT,
@@ -55,9 +55,9 @@ class DecisionModel(Strict):
     question: NonEmpty
     options: Annotated[
         list[OptionModel],
-        Field(json_schema_extra={"minItems": 2, "maxItems": 255}),
+        Field(json_schema_extra={"minItems": 2, "maxItems": MAX_OPTIONS}),
         AfterValidator(_unique_options),
-        sized(list, "option", low=2, high=lambda limits: limits.max_options),
+        sized(list, "option", low=2, high=lambda limits: limits.max_options, setting="max_options", bound=MAX_OPTIONS),
     ]
 
 

@@ -21,7 +21,7 @@ from switchyard_runtime.contracts.answer_details import (
     extensions,
     score_confidence,
 )
-from switchyard_runtime.contracts.limits import Limits
+from switchyard_runtime.contracts.limits import MAX_OPTIONS, Limits
 from switchyard_runtime.contracts.text import labelled, render
 from switchyard_runtime.contracts.validation import (
     LAYOUT,
@@ -79,10 +79,10 @@ class Choice(Strict):
         dict[str, MaybeContent],
         Field(
             description="Option names with what each means.",
-            json_schema_extra={"minProperties": 2, "maxProperties": 255, "propertyNames": {"minLength": 1}},
+            json_schema_extra={"minProperties": 2, "maxProperties": MAX_OPTIONS, "propertyNames": {"minLength": 1}},
         ),
         BeforeValidator(_named_options),
-        sized(dict, "option", low=2, high=lambda limits: limits.max_options),
+        sized(dict, "option", low=2, high=lambda limits: limits.max_options, setting="max_options", bound=MAX_OPTIONS),
     ]
 
 
@@ -94,7 +94,7 @@ class Score(Strict):
     criteria: Annotated[
         list[MaybeContent],
         Field(description="The levels, low to high.", json_schema_extra={"minItems": 2, "maxItems": MAX_LEVELS}),
-        sized(list, "level", low=2, high=lambda limits: min(MAX_LEVELS, limits.max_options)),
+        sized(list, "level", low=2, high=lambda limits: limits.max_options, setting="max_options", bound=MAX_LEVELS),
     ]
 
 

@@ -42,7 +42,7 @@ _UNSUPPORTED = "unsupported"
 Path = tuple[str | int | EllipsisType, ...]
 """A place in a body; ``...`` stands for any key or index."""
 
-_SHOULD = re.compile(r"^\w+ should")
+_SHOULD = re.compile(r"^[A-Za-z]+ should")
 _PLAIN = {
     "missing": "is required and missing",
     "string_type": "must be a string",
@@ -303,7 +303,8 @@ def sized(
     *,
     low: int,
     high: Callable[[Limits], int],
-    setting: str | None = None,
+    setting: str,
+    bound: int | None = None,
 ) -> BeforeValidator:
     """Bounds the size of an array or object before its items are looked at.
 
@@ -312,17 +313,19 @@ def sized(
         noun: What is counted, singular.
         low: Fewest.
         high: Most, by the server's limits.
-        setting: The server's setting that raises ``high``, if one does.
+        setting: The server's setting that raises ``high``; named to the caller where it is what limits.
+        bound: Most in the contract, which no setting raises.
     """
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, container):
-            most = high(_limits(info))
+            allowed = high(_limits(info))
+            most = allowed if bound is None else min(allowed, bound)
+            remedy = "" if most == bound else f" (the server's setting {setting})"
             if len(value) < low:
-                wanted = f"at least {low}" if setting else f"{low} to {most}"
+                wanted = f"at least {low}" if remedy else f"{low} to {most}"
                 raise fault("too_short", f"{count(len(value), noun)}; {wanted} must be given")
             if len(value) > most:
-                remedy = f" (the server's setting {setting})" if setting else ""
                 raise fault("too_long", f"{count(len(value), noun)}; the limit is {most}{remedy}")
         return value
 

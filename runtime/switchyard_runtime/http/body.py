@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from switchyard_runtime import strict_json
 from switchyard_runtime.errors import Kind, Problem
+from switchyard_runtime.http.headers import elements, only
 from switchyard_runtime.http.record import record_of
 from switchyard_runtime.settings import Settings
 
@@ -25,7 +26,7 @@ async def read_json(request: Request, settings: Settings) -> Any:
     """The body of ``request`` as a JSON value. No engine slot is held meanwhile.
 
     Raises:
-        Problem: ``media_type``, ``body_too_large``, ``upload_timeout``, ``malformed_json``.
+        Problem: ``media_type``, ``repeated_header``, ``body_too_large``, ``upload_timeout``, ``malformed_json``.
         ClientDisconnect: The client left during the upload.
     """
     _check_headers(request, settings)
@@ -44,9 +45,11 @@ async def beside_the_loop(request: Request, work: Callable[P, T], *args: P.args,
 
 
 def _check_headers(request: Request, settings: Settings) -> None:
-    _check_content_type(request.headers.get("content-type"))
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
+    # Both in lower case: no two spellings of one type are two values.
+    _check_content_type(only(map(str.lower, elements(request.headers, "content-type")), "The header Content-Type"))
+    encodings = (encoding.lower() or "identity" for encoding in elements(request.headers, "content-encoding"))
+    encoding = only(encodings, "The header Content-Encoding") or "identity"
+    if encoding != "identity":
         raise Problem(
             Kind.MEDIA_TYPE,
             f"Content-Encoding {encoding[:_SHOWN]!r} is not supported; send the JSON body uncompressed.",
@@ -62,7 +65,7 @@ def _check_content_type(value: str | None) -> None:
         raise Problem(
             Kind.MEDIA_TYPE, "The request has no Content-Type; send JSON with Content-Type: application/json."
         )
-    media_type, *parameters = (part.strip().lower() for part in value.split(";"))
+    media_type, *parameters = (part.strip() for part in value.split(";"))
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
     ):

@@ -7,29 +7,30 @@ without one, all callers are the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+
+from starlette.datastructures import Headers
 
 from switchyard_runtime.contracts.validation import quote
 from switchyard_runtime.errors import Kind, Problem
-from switchyard_runtime.http.request_id import ATTRIBUTES_HEADER
+from switchyard_runtime.http.headers import elements, only
+from switchyard_runtime.http.request_id import ATTRIBUTES_HEADER, attributes
 
 CALLER_HEADER = "x-switchyard-caller"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_ATTRIBUTE = re.compile(r"(?:^|[;,\s])caller=([^;,\s]*)")
 
 
-def caller_of(headers: Mapping[str, str]) -> str:
+def caller_of(headers: Headers) -> str:
     """The name in ``X-Switchyard-Caller``, else ``caller=...`` among SageMaker's custom attributes, else "".
 
     Raises:
         Problem: ``INVALID``: a name is given and is not 1 to 64 letters, digits, dots, dashes and underscores.
+            ``REPEATED_HEADER``: several names are given, and nothing says which is the gateway's.
     """
-    name = headers.get(CALLER_HEADER)
+    name = only(elements(headers, CALLER_HEADER), f"the header {CALLER_HEADER}")
     if name is None:
-        match = _ATTRIBUTE.search(headers.get(ATTRIBUTES_HEADER, ""))
-        if match is None:
-            return ""
-        name = match.group(1)
+        name = only(attributes(headers, "caller"), f"caller= in {ATTRIBUTES_HEADER}")
+    if name is None:
+        return ""
     if not _NAME.fullmatch(name):
         raise Problem(
             Kind.INVALID,

@@ -32,7 +32,15 @@ _TEXTS: dict[str, Schema] = {
 }
 
 # What can go wrong with any body, and with any work of the engine.
-_BODY = (Kind.MALFORMED_JSON, Kind.UPLOAD_TIMEOUT, Kind.BODY_TOO_LARGE, Kind.MEDIA_TYPE, Kind.INVALID, Kind.UNSUPPORTED)
+_BODY = (
+    Kind.MALFORMED_JSON,
+    Kind.UPLOAD_TIMEOUT,
+    Kind.BODY_TOO_LARGE,
+    Kind.MEDIA_TYPE,
+    Kind.REPEATED_HEADER,
+    Kind.INVALID,
+    Kind.UNSUPPORTED,
+)
 _ENGINE = (Kind.OVER_BUDGET, Kind.BUSY, Kind.DEADLINE, Kind.DRAINING, Kind.NOT_READY, Kind.ENGINE_FAILED)
 
 _MEANING: dict[int, str] = {
@@ -263,6 +271,8 @@ def _apply_limits(schemas: dict[str, Schema], settings: Settings) -> None:
         holder["maxItems"] = settings.max_options
     for holder in _find(schemas, "maxProperties", 255):
         holder["maxProperties"] = settings.max_options
+    levels = schemas["SystemOneScore"]["properties"]["criteria"]
+    levels["maxItems"] = min(systemone.MAX_LEVELS, settings.max_options)
     most = settings.max_questions
     schemas["SemifSeveral"]["properties"]["decisions"]["maxItems"] = most
     schemas["SystemOneRequest"]["properties"]["questions"]["maxProperties"] = most

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping
+
+from starlette.datastructures import Headers
 
 # The one free-form header that SageMaker passes both ways. [contracts: SageMaker]
 ATTRIBUTES_HEADER = "x-amzn-sagemaker-custom-attributes"
-_CALLER_ID = re.compile(r"(?:^|[;,\s])request_id=([A-Za-z0-9._-]{1,64})(?=$|[;,\s])")
+_SAFE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-def request_id_from(headers: Mapping[str, str]) -> str:
-    """The caller's ``request_id=...`` if it consists of 1 to 64 letters, digits, dots, dashes; else a new one."""
-    match = _CALLER_ID.search(headers.get(ATTRIBUTES_HEADER, ""))
-    return match.group(1) if match else uuid.uuid4().hex
+def attributes(headers: Headers, name: str) -> list[str]:
+    """Every value of ``name=...`` among SageMaker's custom attributes, in all lines of their header."""
+    wanted = re.compile(rf"(?:^|[;,\s]){re.escape(name)}=([^;,\s]*)")
+    return [value for line in headers.getlist(ATTRIBUTES_HEADER) for value in wanted.findall(line)]
+
+
+def request_id_from(headers: Headers) -> str:
+    """The caller's ``request_id=...`` if it consists of 1 to 64 letters, digits, dots, dashes; else a new one.
+
+    A new one too when the caller gives several: a line of the log under the wrong id misleads.
+    """
+    given = set(attributes(headers, "request_id"))
+    only = given.pop() if len(given) == 1 else ""
+    return only if _SAFE.fullmatch(only) else uuid.uuid4().hex
 
 
 def response_headers(request_id: str, *, with_attributes: bool) -> list[tuple[bytes, bytes]]:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from switchyard_runtime.http.headers import elements
+
 SHORT_BYTES = 64 << 10
 SHORT_WAIT_S = 0.25
 LINGER_S = 2.0
@@ -40,7 +42,7 @@ class _Exchange:
         length = headers.get("content-length", "")
         self._length = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else None
         self._complete = "transfer-encoding" not in headers and self._length in (None, 0)
-        self._waits_for_continue = headers.get("expect", "").lower() == "100-continue"
+        self._waits_for_continue = "100-continue" in map(str.lower, elements(headers, "expect"))
         self._close = False
 
     async def receive(self) -> Message:

@@ -26,10 +26,8 @@ from switchyard_runtime.errors import Kind, Problem
 from switchyard_runtime.generation import Choice, GenerationRequest, Head, Reply, TokenLogprobs
 from switchyard_runtime.identity import Identity
 from switchyard_runtime.services.prompts import prompt_sha256, tokens_to_generate
+from switchyard_runtime.services.waiting import patience_s, too_late
 from switchyard_runtime.settings import Settings
-
-# The engine ends a job at its deadline; if it is stuck, the caller hears of it this much later.
-_GRACE_S = 2.0
 
 
 class Encoder(Protocol):
@@ -88,8 +86,7 @@ class Generation:
 
         self._queue = queue
         self._cancel: Cancel = engine.submit_generation(job, on_event)
-        late = Failed(Problem(Kind.DEADLINE, "The engine did not finish by the deadline.", retry_after_ms=1000))
-        self._guard = loop.call_later(job.deadline - time.monotonic() + _GRACE_S, queue.put_nowait, late)
+        self._guard = loop.call_later(patience_s(job.deadline), queue.put_nowait, Failed(too_late()))
 
     def __aiter__(self) -> Generation:
         return self

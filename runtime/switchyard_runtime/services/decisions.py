@@ -14,6 +14,7 @@ from switchyard_runtime.scoring import prompt, readout
 from switchyard_runtime.scoring.slots import Slots, derive
 from switchyard_runtime.services.answer_cache import AnswerCache
 from switchyard_runtime.services.prompts import prompt_sha256
+from switchyard_runtime.services.waiting import answered
 from switchyard_runtime.settings import Settings
 
 
@@ -69,7 +70,7 @@ class DecisionService:
         scores: list[Score] = []
         if missing:
             job = ScoreJob(prompts=missing, deadline=began + self._settings.deadline_s, caller=caller)
-            scores = await asyncio.wrap_future(self._engine.submit_score(job))
+            scores = await answered(self._engine.submit_score(job), deadline=job.deadline)
         elapsed_ms = (time.monotonic() - began) * 1000
         coming = iter(scores)
         answers = []
