@@ -112,7 +112,9 @@ class Settings(BaseSettings):
         "GPUs: on a CPU it gains nothing. Answers are then no longer exact, and the identity says so.",
     )
     batch_tokens: Annotated[int, Field(ge=32, le=8192)] = Field(
-        512, description="Tokens in one llama_decode; decisions are cut into decodes of this size."
+        512,
+        description="Tokens in one llama_decode; decisions are cut into decodes of this size. At least chats + 16, and "
+        "decisions_together.",
     )
     chat_chunk_tokens: Annotated[int, Field(ge=16, le=8192)] = Field(
         256,
@@ -135,7 +137,8 @@ class Settings(BaseSettings):
         "only instructions and questions are kept.",
     )
     prefix_cache_mib: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
-        512, description="Most memory for kept prefixes, in MiB."
+        512,
+        description="Most memory for kept prefixes, in MiB; one state that does not fit may be held besides.",
     )
     answer_cache_entries: Annotated[int, Field(ge=0, le=10_000_000)] = Field(
         0,
@@ -144,7 +147,9 @@ class Settings(BaseSettings):
     )
     probe: bool = Field(True, description="Run the start-up probe; without it prefixes are recomputed every time.")
 
-    queue_limit: Annotated[int, Field(ge=1, le=100_000)] = Field(256, description="Requests waiting for the engine.")
+    queue_limit: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        256, description="Chats that may wait for the engine, and as many decisions and embeddings beside them."
+    )
     deadline_s: Annotated[float, Field(gt=0, le=3600)] = Field(
         55.0, description="Longest a synchronous request may take, in seconds; SageMaker cuts at 60."
     )

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from switchyard_runtime.engine.admission import Admission
 from switchyard_runtime.engine.meter import Meter
+from switchyard_runtime.errors import Kind, Problem
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_full_line_says_which_one_and_which_setting(chat: bool) -> None:
+    admission = Admission(Meter(), queue_limit=3)
+    asked = {"deadline": time.monotonic() + 60, "beside_chats": False, "chat": chat}
+    admission.check(10, waiting=2, **asked)
+    with pytest.raises(Problem, match="3 chats are" if chat else "3 decisions and embeddings are") as caught:
+        admission.check(10, waiting=3, **asked)
+    assert caught.value.kind is Kind.BUSY
+    assert "queue_limit" in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +12,7 @@ import pytest
 
 import tiny_models
 from switchyard_runtime.engine import llama, start
+from switchyard_runtime.engine.interface import Done, Event, Failed, GenerationJob, Piece, Sampling
 from switchyard_runtime.engine.start import EngineStartError, start_engine
 from switchyard_runtime.settings import load_settings
 
@@ -88,6 +91,66 @@ def test_more_context_than_the_model_was_trained_on_is_refused(model: Path) -> N
     message = refusal(model, context_tokens=5000)
     assert "5000" in message
     assert str(tiny_models.CONTEXT_LENGTH) in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "least", "names"),
+    [
+        ({"chats": 64, "batch_tokens": 64}, 80, ["chats=64", "batch_tokens=64"]),
+        ({"chats": 33, "batch_tokens": 32}, 49, ["chats=33", "batch_tokens=32"]),
+        ({"chats": 63, "batch_tokens": 64}, 79, ["chats=63", "batch_tokens=64"]),
+        ({"chats": 17, "batch_tokens": 32}, 33, ["chats=17", "batch_tokens=32"]),
+        ({"chats": 3, "context_tokens": 18}, 19, ["chats=3", "context of 18", "context_tokens to 19"]),
+        ({"chats": 60, "context_tokens": 70, "batch_tokens": 72}, 76, ["batch_tokens and context_tokens to 76"]),
+        ({"decisions_together": 65, "batch_tokens": 64}, 65, ["decisions_together=65", "batch_tokens to 65"]),
+        ({"decisions_together": 65, "context_tokens": 64}, 65, ["decisions_together=65", "context of 64"]),
+    ],
+    ids=str,
+)
+def test_a_batch_too_small_for_what_shares_it_is_refused(
+    model: Path, changes: dict[str, int], least: int, names: list[str]
+) -> None:
+    message = refusal(model, **changes)
+    assert f"to {least} or more" in message
+    assert all(name in message for name in names), message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"chats": 16, "batch_tokens": 32},
+        {"chats": 4, "context_tokens": 20},
+        {"chats": 1, "decisions_together": 32, "batch_tokens": 32},
+    ],
+    ids=str,
+)
+def test_the_least_batch_serves_as_many_chats_as_may_run(model: Path, changes: dict[str, int]) -> None:
+    engine = start_engine(load_settings(model=str(model), threads=1, **changes))
+    try:
+        prompt = tuple(engine.encode([Piece("order order order")], start=True))[:10]
+        over: queue.Queue[Event] = queue.Queue()
+        for seed in range(2 * changes["chats"]):
+            sampling = Sampling(max_tokens=6, seed=seed)
+            job = GenerationJob(prompt=prompt, sampling=sampling, deadline=time.monotonic() + 60)
+            engine.submit_generation(job, lambda event: over.put(event) if isinstance(event, Done | Failed) else None)
+        assert all(isinstance(over.get(timeout=60), Done) for _ in range(2 * changes["chats"]))
+        assert engine.health().ready
+    finally:
+        engine.close(timeout_s=0)
+
+
+def test_too_little_memory_for_embeddings_is_found_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, context = tiny_models.write("llama-pooling", tmp_path / "pooling.gguf"), llama.Context
+
+    def made(model: llama.Model, shape: llama.ContextShape, **more: bool) -> llama.Context:
+        if shape.pooling != "none":
+            raise llama.LlamaError("no room for the context that embeds")
+        return context(model, shape, **more)
+
+    monkeypatch.setattr(llama, "Context", made)
+    assert "no room for the context that embeds" in refusal(path)
 
 
 def test_an_embedding_model_is_refused(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -34,10 +36,11 @@ from switchyard_runtime.engine.interface import (
     ScorePrompt,
     Segment,
 )
-from switchyard_runtime.engine.llama import Context, LlamaError
+from switchyard_runtime.engine.llama import Context, LlamaError, Model
 from switchyard_runtime.engine.segments import ROWS, TILE
 from switchyard_runtime.engine.start import start_engine
 from switchyard_runtime.engine.turns import Turns
+from switchyard_runtime.engine.work import Waiter
 from switchyard_runtime.errors import Kind, Problem
 from switchyard_runtime.settings import load_settings
 
@@ -87,7 +90,14 @@ class Collector:
     """Events of one generation."""
 
     def __init__(
-        self, engine: LlamaEngine, prompt: str | list[int], *, n: int = 1, within_s: float = WAIT_S, **sampling: Any
+        self,
+        engine: LlamaEngine,
+        prompt: str | list[int],
+        *,
+        n: int = 1,
+        within_s: float = WAIT_S,
+        caller: str = "",
+        **sampling: Any,
     ) -> None:
         self.events: list[Event] = []
         self.begun = threading.Event()
@@ -99,6 +109,7 @@ class Collector:
                 sampling=Sampling(**values),
                 deadline=time.monotonic() + within_s,
                 n=n,
+                caller=caller,
             ),
             self._take,
         )
@@ -308,6 +319,45 @@ def test_a_duplicate_with_an_earlier_deadline_fails_alone(engine: LlamaEngine, g
     assert len(patient.result(WAIT_S)) == 1
 
 
+def test_whoever_is_left_when_the_first_leaves_is_told_what_was_evaluated(engine: LlamaEngine, gate: Gate) -> None:
+    """Once: the answers' counts add up to what the engine did. Nobody waited for less than no time."""
+    asked = job(engine, tails=3)
+    first = engine.submit_score(asked)
+    assert gate.reached.wait(WAIT_S)
+    joined = [engine.submit_score(asked) for _ in range(2)]
+    assert first.cancel()
+    gate.open()
+    second, third = (future.result(WAIT_S) for future in joined)
+    length = len(asked.prompts[0]) - len(asked.prompts[0].tail)
+    assert sum(score.tokens.evaluated for score in second) == length + sum(len(p.tail) for p in asked.prompts)
+    assert [score.tokens.evaluated for score in third] == [0, 0, 0]
+    assert [score.queue_ms for score in (*second, *third)] == [0.0] * 6
+
+
+def test_who_asked_first_is_told_how_long_they_waited(engine: LlamaEngine, gate: Gate) -> None:
+    running = engine.submit_score(job(engine))
+    assert gate.reached.wait(WAIT_S)
+    first, joined = (engine.submit_score(job(engine, "the same", tails=2)) for _ in range(2))
+    time.sleep(0.02)
+    gate.open()
+    running.result(WAIT_S)
+    for score in (*first.result(WAIT_S), *joined.result(WAIT_S)):
+        assert score.queue_ms >= 20
+
+
+def test_a_waiter_is_answered_once() -> None:
+    answered: Waiter[int] = Waiter(math.inf)
+    assert answered.resolve(1)
+    assert not answered.resolve(2)
+    answered.fail(ValueError())
+    assert answered.future.result(0) == 1
+    left: Waiter[int] = Waiter(math.inf)
+    assert left.future.cancel()
+    assert not left.resolve(1)
+    left.fail(ValueError())
+    left.fail(ValueError())
+
+
 # --- several decisions in one decode
 
 
@@ -359,6 +409,99 @@ def test_a_caller_who_leaves_does_not_take_the_others_along(model: Path, monkeyp
         engine.close(timeout_s=0)
 
 
+def tailed(engine: LlamaEngine, *tails: int, caller: str = "") -> ScoreJob:
+    """A job whose questions have so many tokens."""
+    token = engine.encode([Piece("word")], start=False)[0]
+    shared = job(engine, f"a state of {caller}").prompts[0].shared
+    prompts = tuple(ScorePrompt(shared=shared, tail=(token,) * tail) for tail in tails)
+    return ScoreJob(prompts=prompts, deadline=time.monotonic() + WAIT_S, caller=caller)
+
+
+@pytest.fixture
+def together(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LlamaEngine, Gate]]:
+    """Four decisions in a decode, and all held until opened."""
+    engine = started(model, queue_limit=64, decisions_together=4)
+    gate = Gate(engine, monkeypatch)
+    yield engine, gate
+    gate.open()
+    engine.close(timeout_s=0)
+
+
+def on_prepared(
+    engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch, caller: str, number: int, call: Callable[[], object]
+) -> None:
+    """Have something happen when so many questions of a caller were prepared."""
+    prepare, seen = engine._scorer.prepare, []
+
+    def prepared(run: Any, **more: Any) -> Any:
+        ready = prepare(run, **more)
+        seen.append(run.job.caller)
+        if run.job.caller == caller and seen.count(caller) == number:
+            call()
+        return ready
+
+    monkeypatch.setattr(engine._scorer, "prepare", prepared)
+
+
+@pytest.mark.parametrize("prepared", [1, 2, 3])
+@pytest.mark.parametrize("leaving", ["cancelled", "too late"])
+def test_who_leaves_with_a_question_prepared_does_not_take_the_others_along(
+    together: tuple[LlamaEngine, Gate], monkeypatch: pytest.MonkeyPatch, leaving: str, prepared: int
+) -> None:
+    engine, gate = together
+    running = engine.submit_score(job(engine))
+    assert gate.reached.wait(WAIT_S)
+    leaver = engine.submit_score(job(engine, "a state", tails=6, caller="ann"))
+    (ticket,) = (ticket for ticket in engine._short if ticket.caller == "ann")
+    (waiter,) = ticket.waiters
+    leave = leaver.cancel if leaving == "cancelled" else lambda: setattr(waiter, "deadline", 0.0)
+    on_prepared(engine, monkeypatch, "ann", prepared, leave)
+    others = [engine.submit_score(job(engine, f"state {n}", tails=2, caller="bob")) for n in range(3)]
+    gate.open()
+    running.result(WAIT_S)
+    assert [len(other.result(WAIT_S)) for other in others] == [2, 2, 2]
+    with pytest.raises(CancelledError if leaving == "cancelled" else Problem):
+        leaver.result(WAIT_S)
+    engine.close(timeout_s=WAIT_S)
+    assert engine._death is None
+    assert (engine.counters.cancelled, engine.counters.rejected) == ((1, 0) if leaving == "cancelled" else (0, 1))
+    assert engine._admission.tokens == engine._admission.steps == 0
+    assert not engine._duplicates
+
+
+@pytest.mark.parametrize("broken", ["prepare", "decode", "hand out"])
+def test_everyone_who_was_taken_is_failed_once_when_a_shared_decode_breaks(
+    together: tuple[LlamaEngine, Gate], monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """Those in the batch, the one who did not fit into it, and those who still wait."""
+    engine, gate = together
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise LlamaError("llama_decode returned -3")
+
+    running = engine.submit_score(job(engine))
+    assert gate.reached.wait(WAIT_S)
+    futures = [
+        engine.submit_score(tailed(engine, *tails, caller=caller))
+        for caller, tails in (("ann", [5]), ("bob", [5, 5]), ("cid", [450, 5]), ("dan", [5]))
+    ]
+    if broken == "decode":
+        monkeypatch.setattr(engine._scorer, "together", fail)
+    elif broken == "hand out":
+        on_prepared(engine, monkeypatch, "bob", 2, lambda: monkeypatch.setattr(engine, "_scored", fail))
+    else:
+        on_prepared(engine, monkeypatch, "bob", 1, lambda: monkeypatch.setattr(engine._scorer, "prepare", fail))
+    engine._meter.rate = 0.0  # whatever fits into a decode may share one
+    gate.open()
+    for future in futures:
+        with pytest.raises(Problem) as caught:
+            future.result(WAIT_S)
+        assert caught.value.kind is Kind.ENGINE_FAILED
+    engine._thread.join(WAIT_S)
+    assert running.done()
+    assert "-3" in engine.health().reason
+
+
 def test_what_does_not_fit_for_good_is_the_askers_problem(engine: LlamaEngine) -> None:
     engine._prefixes._capacity = 10
     with pytest.raises(Problem, match="prefix_cache_mib"):
@@ -399,6 +542,44 @@ def test_a_full_queue_refuses_with_a_time_to_come_back(engine: LlamaEngine, gate
     for future in [running, *waiting]:
         assert len(future.result(WAIT_S)) == 1
     assert len(engine.submit_score(job(engine)).result(WAIT_S)) == 1
+
+
+def test_waiting_chats_do_not_refuse_decisions_nor_the_other_way_round(engine: LlamaEngine, gate: Gate) -> None:
+    running = engine.submit_score(job(engine))
+    assert gate.reached.wait(WAIT_S)
+    chats = [Collector(engine, f"chat {n}", max_tokens=2) for n in range(4)]
+    assert "4 chats" in problem_of(lambda: Collector(engine, "one too many", max_tokens=2)).message
+    decisions = [engine.submit_score(job(engine, f"state {n}")) for n in range(4)]
+    assert "4 decisions" in problem_of(lambda: engine.submit_score(job(engine, "one too many"))).message
+    assert engine.counters.queue_depth == 8
+    gate.open()
+    running.result(WAIT_S)
+    assert all(len(decision.result(WAIT_S)) == 1 for decision in decisions)
+    assert all(chat.finished() for chat in chats)
+
+
+def test_callers_take_turns_with_their_chats(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = started(model, chats=1, queue_limit=64)
+    gate = Gate(engine, monkeypatch)
+    try:
+        running = engine.submit_score(job(engine))
+        assert gate.reached.wait(WAIT_S)
+        add, order = engine._chats.add, []
+
+        def added(generation: Any) -> None:
+            order.append(generation.job.caller)
+            add(generation)
+
+        monkeypatch.setattr(engine._chats, "add", added)
+        chats = [Collector(engine, "a chat", max_tokens=2, caller=caller) for caller in ("ann",) * 5 + ("bob", "cid")]
+        chats[1].cancel()
+        gate.open()
+        running.result(WAIT_S)
+        assert all(chat.finished() for chat in (chats[0], *chats[2:]))
+        assert order == ["ann", "bob", "cid", "ann", "ann", "ann"]
+    finally:
+        gate.open()
+        engine.close(timeout_s=0)
 
 
 def test_work_ahead_that_outlasts_the_deadline_is_a_refusal(engine: LlamaEngine, gate: Gate) -> None:
@@ -910,6 +1091,109 @@ def test_embeddings_are_unit_vectors_that_depend_on_the_text(tmp_path: Path) -> 
         assert np.array_equal(rows[0], rows[2])
         assert not np.array_equal(rows[0], rows[1])
         assert len(engine.submit_score(job(engine)).result(WAIT_S)) == 1
+    finally:
+        engine.close(timeout_s=0)
+
+
+@pytest.fixture(scope="module", params=["MEAN", "CLS", "LAST"])
+def pooling(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        spec = replace(tiny_models._SPECS["llama-pooling"], pooling=gguf.PoolingType[request.param])
+        patch.setitem(tiny_models._SPECS, "llama-pooling", spec)
+        return tiny_models.write("llama-pooling", tmp_path_factory.mktemp("tiny") / "pooling.gguf")
+
+
+def embed(engine: LlamaEngine, *texts: str, caller: str = "") -> Future[list[Any]]:
+    inputs = tuple(tuple(engine.encode([Piece(text)], start=True)) for text in texts)
+    return engine.submit_embedding(EmbeddingJob(inputs=inputs, deadline=time.monotonic() + WAIT_S, caller=caller))
+
+
+def test_a_long_text_is_embedded_in_pieces(pooling: Path) -> None:
+    """llama.cpp has logits of every token of a batch that it pools."""
+    texts = ["short", "refund the order " * 10 + "billing " * 40 + "A B C D " * 12]
+    rows = []
+    for batch in (512, 32):
+        engine = started(pooling, batch_tokens=batch)
+        try:
+            before = engine.counters.decodes
+            rows.append(embed(engine, *texts).result(WAIT_S))
+            pieces = [-(-len(engine.encode([Piece(text)], start=True)) // batch) for text in texts]
+            assert engine.counters.decodes - before == sum(pieces)
+            assert engine._embedder is not None
+            assert engine._embedder.shape.batch_tokens == batch
+        finally:
+            engine.close(timeout_s=0)
+    assert pieces[1] > 3
+    assert np.array_equal(rows[0][0], rows[1][0])
+    assert float(rows[0][1] @ rows[1][1]) > 0.9995
+
+
+def test_a_text_that_is_read_in_both_directions_is_embedded_whole(
+    pooling: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Model, "causal", False)
+    engine = started(pooling, batch_tokens=32)
+    try:
+        assert engine._embedder is not None
+        assert engine._embedder.shape.batch_tokens == 512
+    finally:
+        engine.close(timeout_s=0)
+
+
+def test_many_texts_of_one_caller_keep_neither_decisions_nor_chats_waiting(
+    pooling: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has decided yet, so that no one knows how long a decision takes. Every text is a turn."""
+    engine = started(pooling, queue_limit=64)
+    gate = Gate(engine, monkeypatch)
+    order: list[str] = []
+    try:
+        first = embed(engine, "the first text", caller="ann")
+        chat = Collector(engine, "word " * 20, max_tokens=30)
+        for name, kind in (("_work", "text"), ("_chatted", "chat")):
+            call = getattr(engine, name)
+            monkeypatch.setattr(engine, name, lambda *a, call=call, kind=kind: (order.append(kind), call(*a))[1])
+        long = embed(engine, *(f"text number {n}" for n in range(60)), caller="ann")
+        others = embed(engine, "a text of someone else", caller="bob")
+        decision = engine.submit_score(job(engine, caller="cid"))
+        done: list[str] = []
+        for name, future in (("long", long), ("others", others), ("decision", decision)):
+            future.add_done_callback(lambda _, name=name: done.append(name))
+        gate.open()
+        assert len(long.result(WAIT_S)) == 60
+        assert len(first.result(WAIT_S)) == len(others.result(WAIT_S)) == len(decision.result(WAIT_S)) == 1
+        chat.wait()
+        assert done == ["others", "decision", "long"]
+        assert "chat" in order[: order.index("text") + 20]
+        assert engine.counters.embeddings == 62
+        engine.close(timeout_s=WAIT_S)
+        assert engine._admission.tokens == engine._admission.steps == 0
+    finally:
+        gate.open()
+        engine.close(timeout_s=0)
+
+
+def test_a_job_of_texts_ends_when_its_caller_leaves(pooling: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = started(pooling, batch_tokens=32)
+    try:
+        assert engine._embedder is not None
+        held, go = engine._embedder.embed, threading.Event()
+        reached = threading.Event()
+
+        def embedded(tokens: Any, *, position: int = 0) -> Any:
+            reached.set()
+            assert go.wait(WAIT_S)
+            return held(tokens, position=position)
+
+        monkeypatch.setattr(engine._embedder, "embed", embedded)
+        left = embed(engine, *("refund the order " * 20 for _ in range(5)))
+        assert reached.wait(WAIT_S)
+        assert left.cancel()
+        go.set()
+        assert len(embed(engine, "another").result(WAIT_S)) == 1
+        assert engine.counters.embeddings == engine.counters.cancelled == 1
+        engine.close(timeout_s=WAIT_S)
+        assert engine._admission.tokens == engine._admission.steps == 0
     finally:
         engine.close(timeout_s=0)
 

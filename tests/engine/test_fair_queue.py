@@ -29,6 +29,29 @@ def test_what_is_not_finished_goes_on_after_the_other_callers() -> None:
     assert [queue.pop() for _ in range(3)] == ["b1", "a1", "a2"]
 
 
+def test_what_keeps_its_turn_is_next() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for name in ("a1", "a2", "b1"):
+        queue.push(name, caller=name[0])
+    for caller in ("a", "b"):
+        first = queue.pop()
+        queue.push_front(first, caller=first[0])
+        assert queue.pop() == first == f"{caller}1"
+    assert list(queue) == ["a2"]
+
+
+def test_what_is_taken_out_leaves_the_others_in_order() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for name in ("a1", "a2", "b1"):
+        queue.push(name, caller=name[0])
+    queue.remove("a1", caller="a")
+    queue.remove("b1", caller="b")
+    queue.remove("c1", caller="c")
+    queue.remove("a9", caller="a")
+    assert (len(queue), queue.pop()) == (1, "a2")
+    assert not queue
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40))
 def test_nothing_is_lost_and_a_line_keeps_its_order(steps: list[tuple[str, bool]]) -> None:
     queue: FairQueue[tuple[str, int]] = FairQueue()

@@ -126,6 +126,25 @@ def test_a_chats_text_is_no_decisions_and_the_other_way_round(private: bool) -> 
     assert not store.has_text(tokens, caller="")
 
 
+def test_what_is_reserved_counts() -> None:
+    store = PrefixStore(20)
+    assert keep(store, A)
+    assert keep(store, SECRET, caller="ann")
+    assert store.pin((SECRET,), caller="ann")
+    assert not store.pin((SECRET,), caller="bob")
+    assert store.reserve(10)
+    assert found(store, A) == 0
+    assert not store.reserve(1)
+    assert not keep(store, B, size=1)
+    store.unpin((SECRET,), caller="ann")
+    assert keep(store, B)
+    assert store.bytes == 20
+    store.clear()
+    assert store.bytes == 10
+    store.release(10)
+    assert (store.bytes, len(store)) == (0, 0)
+
+
 CHAINS = st.lists(st.sampled_from([A, B, C, SECRET]), min_size=1, max_size=3).map(tuple)
 STEP = st.tuples(
     st.sampled_from(["keep", "pin", "unpin", "longest"]), CHAINS, st.integers(1, 40), st.sampled_from(["", "ann"])

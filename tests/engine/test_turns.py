@@ -47,6 +47,19 @@ def test_no_more_than_a_few_decisions_run_in_a_row(decision_s: float, alone_s: f
     assert set(rows[:-1]) == {IN_A_ROW}
 
 
+@given(seconds=seconds)
+def test_chats_get_their_share_before_the_first_decision_too(seconds: float) -> None:
+    """Embeddings alone: nobody knows how long a decision takes."""
+    turns, chats = Turns(), 0.0
+    for _ in range(100):
+        if turns.decisions_may:
+            turns.decided(seconds, usual_s=0.0)
+        else:
+            turns.chatted(seconds / 4)
+            chats += seconds / 4
+    assert chats >= CHATS_SHARE * (100 - 2 * IN_A_ROW) * seconds / 4
+
+
 def test_a_decision_that_comes_alone_goes_first_when_the_chats_were_paid() -> None:
     turns = Turns()
     for _ in range(100):

@@ -93,7 +93,7 @@ class JsonObjectFormat(Strict):
 
 
 class JsonSchema(Strict):
-    """A JSON schema with its name. It is always enforced, whatever ``strict`` says."""
+    """A JSON schema with its name. It is always enforced, whatever ``strict`` says; what could not be is refused."""
 
     name: Annotated[StrictStr, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: StrictStr | None = None

@@ -49,7 +49,9 @@ class SamplingFields(Strict):
     max_tokens: Annotated[StrictInt, Field(ge=1, le=MAX_INT32)] | None = Field(
         None, description="Tokens to generate at most; the server's default_max_tokens when unset."
     )
-    temperature: Annotated[StrictFloat, Field(ge=0, le=2)] | None = Field(None, description="0 is greedy; default 1.")
+    temperature: Annotated[StrictFloat, Field(ge=0, le=2)] | None = Field(
+        None, description="0 is greedy, and so is less than 1e-6; default 1."
+    )
     top_p: Annotated[StrictFloat, Field(ge=0, le=1)] | None = Field(
         None, description="Sample from the likeliest tokens of this total probability; default 1, all."
     )

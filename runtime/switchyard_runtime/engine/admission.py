@@ -26,7 +26,7 @@ class Admission:
 
     Args:
         meter: Knows how fast the machine is.
-        queue_limit: Requests that may wait.
+        queue_limit: Chats that may wait, and as many decisions and embeddings.
     """
 
     def __init__(self, meter: Meter, *, queue_limit: int) -> None:
@@ -47,7 +47,7 @@ class Admission:
         Args:
             tokens: Of the request, to be evaluated.
             deadline: ``time.monotonic()`` of it.
-            waiting: Requests in the queues.
+            waiting: Requests in its line: chats, or all others. Chats do not fill the other line, which goes first.
             beside_chats: Chats are running.
             chat: It is a chat.
 
@@ -58,9 +58,10 @@ class Admission:
         # Not at the chats' rate: what it learned from one long prompt would refuse the next, and then never change.
         own, left = self._meter.seconds(tokens), deadline - time.monotonic()
         if waiting >= self._limit:
+            what = "chats" if chat else "decisions and embeddings"
             raise self.refusal(
                 Kind.BUSY,
-                f"{waiting} requests are waiting and {self._limit} may; try again later",
+                f"{waiting} {what} are waiting and {self._limit} may (queue_limit); try again later",
                 self._come_back(ahead / max(1, waiting), own, chat=chat),
             )
         if own > left:

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from switchyard_runtime.engine.interface import Logits
-from switchyard_runtime.engine.llama import Context, LlamaError, Run
+from switchyard_runtime.engine.json_output import JsonOutput, JsonOutputError
+from switchyard_runtime.engine.llama import Context, Run
 from switchyard_runtime.engine.meter import Meter
 from switchyard_runtime.engine.prefixes import PrefixStore
 from switchyard_runtime.engine.segments import TILE
@@ -37,6 +38,7 @@ class ChatScheduler:
         context: A context of its own, with a sequence for each choice that may run at the same time.
         prefixes: Where prompts and turns are kept.
         meter: Counts every decode.
+        json_output: Holds generations to their schemas.
         chunk_tokens: Most tokens of a prompt in one decode.
         reuse: Keep prompts and turns between requests, for the same caller.
         settled: Told how many tokens of waiting work were done or given up.
@@ -48,6 +50,7 @@ class ChatScheduler:
         prefixes: PrefixStore,
         meter: Meter,
         *,
+        json_output: JsonOutput,
         chunk_tokens: int,
         reuse: bool,
         settled: Callable[[int], None],
@@ -56,6 +59,7 @@ class ChatScheduler:
         self._vocabulary = context.model.vocabulary
         self._prefixes = prefixes
         self._meter = meter
+        self._json_output = json_output
         sequences = context.shape.sequences
         self._free = list(reversed(range(sequences)))
         self._chunk = min(chunk_tokens, context.shape.batch_tokens - sequences)
@@ -109,10 +113,10 @@ class ChatScheduler:
             runs.append(self._next_chunk(prefill))
         with self._meter.decoding(sum(len(run.tokens) for run in runs), chat=True) as decode:
             rows = self._context.decode(runs, between=between if prefill else None)
-        self._meter.counters.generated_tokens += len(choices)
         for choice, row in zip(choices, rows, strict=False):
-            choice.advanced()
-            self._advance(choice, row)
+            if not choice.generation.over:  # another choice of it may have ended it a moment ago
+                choice.advanced()
+                self._advance(choice, row)
         if prefill:
             prefill.chunks.took(len(runs[-1].tokens), decode.seconds)
             self._chunk_done(prefill, runs[-1], rows)
@@ -193,13 +197,11 @@ class ChatScheduler:
         first = generation.unstarted == job.n
         if not first and self.sharing and generation.base is None:
             return False
-        try:
-            choice = Choice(generation, job.n - generation.unstarted, self._free[-1], self._vocabulary)
-        except LlamaError as error:
-            generation.fail(Problem(Kind.INVALID, str(error), param="response_format"))
-            self.abandon(generation)
-            return True
-        self._free.pop()
+        grammar = job.sampling.grammar
+        json_text = None if grammar is None else self._json_output.begin(grammar)
+        choice = Choice(
+            generation, job.n - generation.unstarted, self._free.pop(), self._vocabulary, json_text=json_text
+        )
         generation.unstarted -= 1
         if not generation.unstarted:
             self._starting.remove(generation)
@@ -240,13 +242,22 @@ class ChatScheduler:
 
     def _advance(self, choice: Choice, logits: Logits) -> None:
         """Choose a token; on the last one, free the choice and perhaps end the generation."""
-        if not choice.take(logits):
+        generation, generated = choice.generation, choice.generated
+        try:
+            finished = choice.take(logits)
+        except JsonOutputError as error:
+            if choice not in self._generating:
+                self._release(choice)
+            generation.fail(schema_problem(error))
+            self.abandon(generation)
+            return
+        self._meter.counters.generated_tokens += choice.generated - generated
+        if not finished:
             if choice not in self._generating:
                 self._generating.append(choice)
             return
         if choice in self._generating:
             self._generating.remove(choice)
-        generation = choice.generation
         if generation.job.n == 1 and choice.evaluated:
             self._keep(generation, [*generation.job.prompt, *choice.evaluated], choice.sequence)
         self._release(choice)
@@ -258,3 +269,9 @@ class ChatScheduler:
         choice.close()
         self._context.clear(choice.sequence)
         self._free.append(choice.sequence)
+
+
+def schema_problem(error: JsonOutputError) -> Problem:
+    """For the caller whose schema it is."""
+    where = "response_format.json_schema.schema"
+    return Problem(Kind.INVALID, f"the answer cannot be held to the JSON schema: {error}", param=where)

@@ -9,16 +9,14 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from switchyard_runtime.engine.admission import Admission
-from switchyard_runtime.engine.chats import ChatScheduler
+from switchyard_runtime.engine.chats import ChatScheduler, schema_problem
+from switchyard_runtime.engine.embedder import EmbeddingRun, embed_next
 from switchyard_runtime.engine.fair_queue import FairQueue
 from switchyard_runtime.engine.interface import (
     Counters,
@@ -34,7 +32,8 @@ from switchyard_runtime.engine.interface import (
     ScorePrompt,
     Segment,
 )
-from switchyard_runtime.engine.llama import Context, ContextShape, LlamaError, json_grammar
+from switchyard_runtime.engine.json_output import JsonOutput, JsonOutputError
+from switchyard_runtime.engine.llama import Context, LlamaError
 from switchyard_runtime.engine.meter import Meter
 from switchyard_runtime.engine.prefixes import PrefixStore
 from switchyard_runtime.engine.probe import conclude, examine
@@ -48,7 +47,7 @@ log = logging.getLogger(__name__)
 SHARE_OF_DEADLINE = 0.25
 """Of the time that is left to the most urgent of several decisions, how much one decode of them may take."""
 ScoreTicket = Ticket[ScoreRun, list[Score]]
-EmbeddingTicket = Ticket[EmbeddingJob, list[Logits]]
+EmbeddingTicket = Ticket[EmbeddingRun, list[Logits]]
 WarmTicket = Ticket[tuple[Segment, ...], None]
 AnyTicket = ScoreTicket | EmbeddingTicket | WarmTicket
 Duplicate = tuple[str, tuple[ScorePrompt, ...]]
@@ -61,13 +60,14 @@ class LlamaEngine:
         context: The decisions' context; owned from now on. With more than one sequence, so many decisions share a
             decode, and answers are not exact.
         chat_context: The chats', over the same model; owned from now on.
+        embedder: One that pools, where the model gives embeddings; owned from now on.
         identity: What answers say about this engine; its probe's note, if any, says why snapshots must not be tried.
         probing: Let the self-test find out whether prefixes can be shared; else they are not.
         chat_chunk_tokens: Most tokens of a chat's prompt in one decode.
         reuse_prefixes: Keep evaluated prefixes between requests.
         reuse_states: Keep those that hold callers' text too, each for the same caller.
         prefix_cache_bytes: Most bytes of kept prefixes.
-        queue_limit: Requests that may wait.
+        queue_limit: Chats that may wait, and as many decisions and embeddings.
         decode_timeout_s: A decode longer than this is reported by ``health``.
     """
 
@@ -77,6 +77,7 @@ class LlamaEngine:
         chat_context: Context,
         identity: EngineIdentity,
         *,
+        embedder: Context | None,
         probing: bool,
         chat_chunk_tokens: int,
         reuse_prefixes: bool,
@@ -104,20 +105,22 @@ class LlamaEngine:
             reuse=reuse_prefixes,
             reuse_private=reuse_states,
         )
+        self._json_output = JsonOutput(self._vocabulary)
         self._chats = ChatScheduler(
             chat_context,
             self._prefixes,
             self._meter,
+            json_output=self._json_output,
             chunk_tokens=chat_chunk_tokens,
             reuse=reuse_prefixes and reuse_states,
             settled=self._settle,
         )
-        self._embedder: Context | None = None
+        self._embedder = embedder
 
         self._wake = threading.Condition()
         self._short: FairQueue[AnyTicket] = FairQueue()
         self._duplicates: dict[Duplicate, ScoreTicket] = {}
-        self._waiting: deque[Generation] = deque()
+        self._waiting: FairQueue[Generation] = FairQueue()
         self._turns = Turns()
         self._chats_since = 0.0
         self._stopped = False
@@ -167,7 +170,7 @@ class LlamaEngine:
         counters.queue_depth = len(self._short) + len(self._waiting)
         counters.active_generations = self._chats.active
         counters.prefix_evictions = self._prefixes.evictions
-        counters.prefix_bytes = self._prefixes.bytes
+        counters.prefix_bytes = self._prefixes.bytes + self._scorer.spare_bytes
         counters.prefixes = len(self._prefixes)
         return counters
 
@@ -196,13 +199,9 @@ class LlamaEngine:
     def grammar(self, schema: dict[str, Any] | None) -> str:
         """See ``interface.Engine.grammar``."""
         try:
-            return json_grammar(schema)
-        except ValueError as error:
-            raise Problem(
-                Kind.INVALID,
-                f"the JSON schema cannot be turned into a grammar ({error}); simplify it",
-                param="response_format.json_schema.schema",
-            ) from error
+            return self._json_output.grammar(schema)
+        except JsonOutputError as error:
+            raise schema_problem(error) from error
 
     def submit_score(self, job: ScoreJob) -> Future[list[Score]]:
         """See ``interface.Engine``."""
@@ -242,7 +241,7 @@ class LlamaEngine:
 
     def submit_embedding(self, job: EmbeddingJob) -> Future[list[Logits]]:
         """See ``interface.Engine``."""
-        if self._identity.model.pooling in ("none", "rank"):
+        if self._embedder is None:
             raise Problem(
                 Kind.UNSUPPORTED, f"the model {self._identity.model.file_name} has no pooling and gives no embeddings"
             )
@@ -251,8 +250,9 @@ class LlamaEngine:
                 raise over_budget(counted=len(tokens), allowed=self._allowed, what="An input", param="input")
         waiter: Waiter[list[Logits]] = Waiter(job.deadline)
         total = sum(map(len, job.inputs))
+        run = EmbeddingRun(job)
         with self._wake:
-            self._admit(Ticket(job, "", total, len(job.inputs), [waiter]), deadline=job.deadline)
+            self._admit(Ticket(run, job.caller, total, len(job.inputs), [waiter]), deadline=job.deadline)
         return waiter.future
 
     def submit_generation(self, job: GenerationJob, on_event: Callable[[Event], None]) -> Callable[[], None]:
@@ -269,7 +269,7 @@ class LlamaEngine:
         with self._wake:
             self._check_open(len(job.prompt), job.deadline, chat=True)
             self._admission.chat_tokens += len(job.prompt)
-            self._waiting.append(generation)
+            self._waiting.push(generation, caller=job.caller)
             self._meter.counters.generations += 1
             self._wake.notify_all()
 
@@ -317,7 +317,7 @@ class LlamaEngine:
         self._admission.check(
             tokens,
             deadline=deadline,
-            waiting=len(self._short) + len(self._waiting),
+            waiting=len(self._waiting if chat else self._short),
             beside_chats=not self._chats.idle,
             chat=chat,
         )
@@ -406,16 +406,15 @@ class LlamaEngine:
         return not (self._short or self._waiting) and self._chats.idle
 
     def _work(self, ticket: AnyTicket) -> None:
-        """One question of a score job, or a whole other job; a job with questions left goes back into its line."""
+        """One question or text, or a prefix to keep warm; a job with more of them goes back into its line."""
         over = True
         try:
             self._still_wanted(ticket)
             ticket.started = ticket.started or time.monotonic()
             if isinstance(ticket.job, ScoreRun):
                 over = self._score(ticket, ticket.job)
-            elif isinstance(ticket.job, EmbeddingJob):
-                self._resolve(ticket, self._embed(ticket, ticket.job))
-                self._meter.counters.embeddings += len(ticket.job.inputs)
+            elif isinstance(ticket.job, EmbeddingRun):
+                over = self._embed(ticket, ticket.job)
             else:
                 self._scorer.warm(ticket.job)
                 self._resolve(ticket, None)
@@ -433,8 +432,7 @@ class LlamaEngine:
 
     def _score(self, ticket: AnyTicket, run: ScoreRun) -> bool:
         """Score the next question of ``run``; whether it was the last one."""
-        queue_ms = (ticket.started - ticket.waiters[0].submitted) * 1000
-        self._scorer.next(run, queue_ms=queue_ms, wanted=lambda: self._still_wanted(ticket))
+        self._scorer.next(run, queue_ms=_queue_ms(ticket), wanted=lambda: self._still_wanted(ticket))
         return self._scored(ticket, run)
 
     def _scored(self, ticket: AnyTicket, run: ScoreRun) -> bool:
@@ -443,7 +441,8 @@ class LlamaEngine:
             if not run.done:
                 left = len(run.job.prompts) - len(run.scores)
                 self._progress(ticket, tokens=ticket.tokens * left // ticket.steps, steps=left)
-                self._short.push_back(ticket, caller=ticket.caller)
+                push = self._short.push_front if self._scorer.goes_on(run) else self._short.push_back
+                push(ticket, caller=ticket.caller)
                 return False
             self._duplicates.pop((run.job.caller, run.job.prompts), None)
         self._resolve(ticket, run.scores)
@@ -452,6 +451,7 @@ class LlamaEngine:
     def _work_together(self, first: AnyTicket) -> None:
         """The next questions of one job or several, their tails in one decode. What does not fit is scored alone."""
         batch: list[tuple[AnyTicket, Ready]] = []
+        taken = [first]
         ticket: AnyTicket | None = first
         room = self._context.shape.batch_tokens
         try:
@@ -465,15 +465,17 @@ class LlamaEngine:
                     ticket = None
                 elif ready is None or run.prepared:
                     ticket = self._another()
+                    taken += [ticket] if ticket else []
             self._scorer.together([ready for _, ready in batch])
-        except BaseException:
             for each in {id(t): t for t, _ in batch}.values():
+                # Whoever waited for it may have left after a question of it was prepared: then it is finished.
+                if each.waiters and isinstance(each.job, ScoreRun) and self._scored(each, each.job):
+                    self._finish(each)
+        except BaseException:
+            for each in taken:
                 self._finish(each)
                 each.fail(Problem(Kind.ENGINE_FAILED, "the engine failed while working on this request"))
             raise
-        for each in {id(t): t for t, _ in batch}.values():
-            if isinstance(each.job, ScoreRun) and self._scored(each, each.job):
-                self._finish(each)
         if ticket is not None and all(ticket is not each for each, _ in batch):
             self._work(ticket)
 
@@ -493,26 +495,31 @@ class LlamaEngine:
         try:
             self._still_wanted(ticket)
             ticket.started = ticket.started or time.monotonic()
-            queue_ms = (ticket.started - ticket.waiters[0].submitted) * 1000
-            return self._scorer.prepare(run, at=at, queue_ms=queue_ms, wanted=lambda: self._still_wanted(ticket))
+            return self._scorer.prepare(
+                run, at=at, queue_ms=_queue_ms(ticket), wanted=lambda: self._still_wanted(ticket)
+            )
         except CallerLeftError:
             self._scorer.give_up(at)
             self._finish(ticket)
             return None
-        except BaseException:
-            self._finish(ticket)
-            ticket.fail(Problem(Kind.ENGINE_FAILED, "the engine failed while working on this request"))
-            raise
 
     def _resolve(self, ticket: Ticket[Any, Any], result: Any) -> None:
-        """Hand out a result. Whoever joined later is told that nothing was evaluated for them."""
-        for index, waiter in enumerate(ticket.waiters):
-            waiter.resolve(_joined(result, ticket, waiter) if index and isinstance(ticket.job, ScoreRun) else result)
+        """Hand out a result. The first who is still there is told what was evaluated, the others that nothing was.
+
+        So the answers' counts add up to what the engine did, also when the one who asked first has left.
+        """
+        told = False
+        for waiter in ticket.waiters:
+            if isinstance(ticket.job, ScoreRun):
+                told = waiter.resolve(_as_told(result, ticket, waiter, joined=told)) or told
+            else:
+                waiter.resolve(result)
 
     def _finish(self, ticket: AnyTicket) -> None:
         with self._wake:
             self._progress(ticket, tokens=0, steps=0)
             if isinstance(ticket.job, ScoreRun):
+                self._scorer.release(ticket.job)
                 key = ticket.job.job.caller, ticket.job.job.prompts
                 if self._duplicates.get(key) is ticket:
                     del self._duplicates[key]
@@ -559,33 +566,23 @@ class LlamaEngine:
         if not left:
             raise CallerLeftError
 
-    def _embed(self, ticket: AnyTicket, job: EmbeddingJob) -> list[Logits]:
-        if self._embedder is None:
-            shape = self._context.shape
-            self._embedder = Context(
-                self._context.model,
-                ContextShape(
-                    sequence_tokens=self._allowed,
-                    sequences=1,
-                    batch_tokens=self._allowed,
-                    threads=shape.threads,
-                    flash_attention=shape.flash_attention,
-                    pooling=self._identity.model.pooling,
-                ),
-            )
-        rows = []
-        for tokens in job.inputs:
-            self._still_wanted(ticket)
-            with self._meter.decoding(len(tokens)):
-                row = self._embedder.embed(tokens)
-            norm = float(np.linalg.norm(row))
-            rows.append((row / norm).astype(np.float32) if norm else row)
-        return rows
+    def _embed(self, ticket: AnyTicket, run: EmbeddingRun) -> bool:
+        """Embed the next text of ``run``; whether it was the last one."""
+        assert self._embedder is not None  # noqa: S101 - no job is taken without it
+        embed_next(run, self._embedder, self._meter, between=lambda: self._still_wanted(ticket))
+        left = run.left
+        if left:
+            with self._wake:
+                self._progress(ticket, tokens=sum(map(len, left)), steps=len(left))
+                self._short.push_back(ticket, caller=ticket.caller)
+            return False
+        self._resolve(ticket, run.rows)
+        return True
 
     def _feed_chats(self) -> None:
         with self._wake:
             while self._waiting and self._chats.has_room:
-                self._chats.add(self._waiting.popleft())
+                self._chats.add(self._waiting.pop())
 
     def _sweep(self) -> None:
         """End generations that are cancelled or late."""
@@ -609,8 +606,7 @@ class LlamaEngine:
             else:
                 continue
             with self._wake:
-                if generation in self._waiting:
-                    self._waiting.remove(generation)
+                self._waiting.remove(generation, caller=generation.job.caller)
             self._chats.abandon(generation)
 
     # --- start and end -----------------------------------------------------------------------------------------------
@@ -636,11 +632,12 @@ class LlamaEngine:
     def _fail_all(self, problem: Problem) -> None:
         with self._wake:
             self._draining = True
-            short, waiting = self._short.clear(), list(self._waiting)
-            self._waiting.clear()
+            short, waiting = self._short.clear(), self._waiting.clear()
             self._duplicates.clear()
             self._admission.clear()
         for ticket in short:
+            if isinstance(ticket.job, ScoreRun):
+                self._scorer.release(ticket.job)
             ticket.fail(problem)
         for generation in (*waiting, *self._chats.close()):
             generation.fail(problem)
@@ -649,10 +646,18 @@ class LlamaEngine:
 _END = object()
 
 
-def _joined(scores: list[Score], ticket: Ticket[Any, Any], waiter: Waiter[Any]) -> list[Score]:
-    """The scores as one who asked for the same later gets them."""
+def _queue_ms(ticket: Ticket[Any, Any]) -> float:
+    return max(0.0, ticket.started - ticket.submitted) * 1000
+
+
+def _as_told(scores: list[Score], ticket: Ticket[Any, Any], waiter: Waiter[Any], *, joined: bool) -> list[Score]:
+    """The scores as a waiter gets them: how long they waited themselves; nothing was evaluated for who joined."""
     queue_ms = max(0.0, ticket.started - waiter.submitted) * 1000
     return [
-        replace(score, tokens=replace(score.tokens, evaluated=0, reused=score.tokens.prompt), queue_ms=queue_ms)
+        replace(
+            score,
+            tokens=replace(score.tokens, evaluated=0, reused=score.tokens.prompt) if joined else score.tokens,
+            queue_ms=queue_ms,
+        )
         for score in scores
     ]

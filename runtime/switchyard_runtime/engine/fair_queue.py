@@ -24,6 +24,20 @@ class FairQueue(Generic[Item]):
         self._lines.setdefault(caller, deque()).appendleft(item)
         self._lines.move_to_end(caller)
 
+    def push_front(self, item: Item, *, caller: str) -> None:
+        """Return an item that is to be the next one."""
+        self._lines.setdefault(caller, deque()).appendleft(item)
+        self._lines.move_to_end(caller, last=False)
+
+    def remove(self, item: Item, *, caller: str) -> None:
+        """Take an item out of the caller's line, if it is there."""
+        line = self._lines.get(caller)
+        if line is None or item not in line:
+            return
+        line.remove(item)
+        if not line:
+            del self._lines[caller]
+
     def pop(self) -> Item:
         """The first item of the caller whose turn it is.
 

@@ -142,7 +142,7 @@ class Score:
 class Sampling:
     """How to choose tokens. Neutral values switch a step off (``top_k=0``, ``top_p=1``, ``min_p=0``).
 
-    ``temperature=0`` is greedy. ``grammar`` is GBNF text from ``Engine.grammar``. ``top_logprobs`` is None for no
+    ``temperature=0`` is greedy. ``grammar`` is from ``Engine.grammar``. ``top_logprobs`` is None for no
     logprobs, else how many alternatives to report (0 to 20), from the distribution before any of these steps.
     """
 
@@ -228,6 +228,7 @@ class EmbeddingJob:
 
     inputs: tuple[tuple[int, ...], ...]
     deadline: float
+    caller: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +327,10 @@ class Engine(Protocol):
         ...
 
     def grammar(self, schema: dict[str, Any] | None) -> str:
-        """GBNF for a JSON schema, or for any JSON object when None. Raises ``Problem`` for what cannot be expressed."""
+        """What holds a generation to a JSON schema, or to any JSON object when None.
+
+        Raises ``Problem`` for a schema that is wrong or cannot be kept whole.
+        """
         ...
 
     def start_draining(self) -> None:

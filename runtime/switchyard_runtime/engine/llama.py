@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 try:
     import llama_cpp as L  # noqa: N812
     import llama_cpp.llama_cpp as binding
-    import llama_cpp.llama_grammar as llama_grammar
     from llama_cpp._ggml import libggml as ggml
 except (AttributeError, OSError, RuntimeError) as error:
     raise ImportError(
@@ -48,6 +48,12 @@ OWN_PAGES_FROM = 1 << 20
 """Bytes of a snapshot from which it has pages of its own."""
 NODES_BETWEEN_STOPS = 4
 """Of a decode's graph: an eighth of a layer. Stopping there costs less than a hundredth of a chunk of a prompt."""
+
+
+COLDEST = 1e-6
+"""A temperature below this is greedy: dividing by less leaves no number."""
+SEEDS = 0xFFFFFFFF
+"""llama.cpp takes a seed below this; this very one makes it draw its own."""
 
 
 class LlamaError(RuntimeError):
@@ -138,20 +144,6 @@ def logits_of_file(path: Path, tokens: Sequence[int]) -> Logits:
     with opened(path, shape) as context:
         (logits,) = context.decode([Run(tokens, sequence=0, position=0, output=True)])
     return logits
-
-
-def json_grammar(schema: dict[str, Any] | None) -> str:
-    """GBNF text for a JSON schema, or for any JSON object.
-
-    Raises:
-        ValueError: The schema uses what a grammar cannot express.
-    """
-    import json
-
-    try:
-        return str(llama_grammar.json_schema_to_gbnf(json.dumps(schema if schema is not None else {"type": "object"})))
-    except Exception as error:  # the converter raises assertion, key, type and value errors alike
-        raise ValueError(str(error) or type(error).__name__) from error
 
 
 class Vocabulary:
@@ -263,7 +255,7 @@ class Model:
             self._check_offload(self.layers + 1 if gpu_layers < 0 else gpu_layers)
 
     def _check_offload(self, wanted: int) -> None:
-        match = LOG.search(r"offloaded (\d+)/(\d+) layers")
+        match = LOG.search(r"offloaded ([0-9]+)/([0-9]+) layers")
         self.offloaded = int(match.group(1)) if match else 0
         if self.offloaded < min(wanted, self.layers + 1):
             offloaded = self.offloaded
@@ -327,7 +319,12 @@ class Model:
     def pooling(self) -> Pooling:
         """How the model pools embeddings, from its metadata; ``none`` for models that are not made for it."""
         value = self.metadata(f"{self.architecture}.pooling_type")
-        return POOLING.get(int(value), "none") if value and value.lstrip("-").isdigit() else "none"
+        return POOLING.get(int(value), "none") if value and re.fullmatch(r"-?[0-9]{1,9}", value) else "none"
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees those before it only, so that a text can be evaluated in pieces."""
+        return self.metadata(f"{self.architecture}.attention.causal") != "false"
 
     @property
     def memory(self) -> Memory:
@@ -556,13 +553,19 @@ class Context:
             raise LlamaError(f"llama.cpp has no logits for batch index {index}")
         return np.ctypeslib.as_array(pointer, shape=(self.vocabulary_size,)).copy()
 
-    def embed(self, tokens: Sequence[int]) -> Logits:
-        """The pooled embedding of one text in sequence 0, not normalised; shape ``(embedding_size,)``."""
-        self.clear(0)
+    def embed(self, tokens: Sequence[int], *, position: int = 0) -> Logits:
+        """The embedding of one batch of a text, pooled over these tokens, not normalised; ``(embedding_size,)``.
+
+        Args:
+            tokens: At most ``batch_tokens``; they go on in sequence 0, which is emptied for the first ones.
+            position: Of the first of them.
+        """
+        if not position:
+            self.clear(0)
         batch = self._batch
         for index, token in enumerate(tokens):
             batch.token[index] = token
-            batch.pos[index] = index
+            batch.pos[index] = position + index
             batch.n_seq_id[index] = 1
             batch.seq_id[index][0] = 0
             batch.logits[index] = 1
@@ -614,11 +617,7 @@ class Context:
 
 
 class Sampler:
-    """Chooses tokens of one choice from logits; keeps the state that penalties, seeds and grammars need.
-
-    Raises:
-        LlamaError: The grammar is not valid GBNF for this vocabulary.
-    """
+    """Chooses tokens of one choice from logits; keeps the state that penalties and seeds need."""
 
     def __init__(
         self,
@@ -632,25 +631,18 @@ class Sampler:
         presence_penalty: float,
         frequency_penalty: float,
         logit_bias: Sequence[tuple[int, float]],
-        grammar: str | None,
     ) -> None:
-        self._vocabulary = vocabulary
         self._chain = L.llama_sampler_chain_init(L.llama_sampler_chain_default_params())
-        self._grammar = None
         self._array = (L.llama_token_data * vocabulary.size)()
         self._view = np.frombuffer(self._array, dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-        if grammar is not None:
-            self._grammar = L.llama_sampler_init_grammar(vocabulary.pointer, grammar.encode(), b"root")
-            if not self._grammar:
-                self.close()
-                raise LlamaError(f"llama.cpp does not accept the grammar: {LOG.why()}")
+        self._all = np.arange(vocabulary.size, dtype=np.int32)
         if logit_bias:
             items = (L.llama_logit_bias * len(logit_bias))(*[L.llama_logit_bias(t, b) for t, b in logit_bias])
             self._add(L.llama_sampler_init_logit_bias(vocabulary.size, len(logit_bias), items))
         if presence_penalty or frequency_penalty:
             window = 1 << 16  # everything generated so far, as OpenAI counts it
             self._add(L.llama_sampler_init_penalties(window, 1.0, frequency_penalty, presence_penalty))
-        if temperature <= 0:
+        if temperature < COLDEST:
             self._add(L.llama_sampler_init_greedy())
             return
         if top_k:
@@ -660,36 +652,21 @@ class Sampler:
         if min_p > 0:
             self._add(L.llama_sampler_init_min_p(min_p, 1))
         self._add(L.llama_sampler_init_temp(temperature))
-        self._add(L.llama_sampler_init_dist(seed & 0xFFFFFFFF))
+        self._add(L.llama_sampler_init_dist(seed))
 
     def _add(self, step: Any) -> None:
         L.llama_sampler_chain_add(self._chain, step)
 
-    def _candidates(self, logits: Logits) -> Any:
-        self._view["id"] = np.arange(self._vocabulary.size, dtype=np.int32)
-        self._view["logit"] = logits
-        self._view["p"] = 0
-        return L.llama_token_data_array(self._array, self._vocabulary.size, -1, False)
-
-    def _choose(self, candidates: Any) -> int:
+    def sample(self, logits: Logits, *, allowed: npt.NDArray[np.bool_] | None = None) -> int:
+        """The next token, one of those that are ``allowed``; shapes ``(vocabulary,)``."""
+        tokens = self._all if allowed is None else np.flatnonzero(allowed).astype(np.int32)
+        view = self._view[: len(tokens)]
+        view["id"] = tokens
+        view["logit"] = logits if allowed is None else logits[tokens]
+        view["p"] = 0
+        candidates = L.llama_token_data_array(self._array, len(tokens), -1, False)
         L.llama_sampler_apply(self._chain, ctypes.byref(candidates))
-        return int(candidates.data[candidates.selected].id)
-
-    def _allowed(self, token: int) -> bool:
-        one = (L.llama_token_data * 1)(L.llama_token_data(token, 1.0, 0.0))
-        array = L.llama_token_data_array(one, 1, -1, False)
-        L.llama_sampler_apply(self._grammar, ctypes.byref(array))
-        return not math.isinf(one[0].logit)
-
-    def sample(self, logits: Logits) -> int:
-        """The next token. With a grammar, the whole vocabulary is filtered only when the free choice breaks it."""
-        token = self._choose(self._candidates(logits))
-        if self._grammar and not self._allowed(token):
-            candidates = self._candidates(logits)
-            L.llama_sampler_apply(self._grammar, ctypes.byref(candidates))
-            token = self._choose(candidates)
-        if self._grammar:
-            L.llama_sampler_accept(self._grammar, token)
+        token = int(candidates.data[candidates.selected].id)
         L.llama_sampler_accept(self._chain, token)
         return token
 
@@ -698,9 +675,6 @@ class Sampler:
         if self._chain:
             L.llama_sampler_free(self._chain)
             self._chain = None
-        if self._grammar:
-            L.llama_sampler_free(self._grammar)
-            self._grammar = None
 
 
 @contextmanager

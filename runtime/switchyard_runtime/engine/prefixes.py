@@ -48,8 +48,12 @@ class PrefixStore:
     as GreedyDual-Size). Where every token takes the same number of bytes this is plain least recently used; on
     recurrent models, whose state has one size, a long prefix stays longer than a short one.
 
+    Attributes:
+        bytes: What is in use, reservations included.
+        evictions: How many snapshots had to leave.
+
     Args:
-        capacity_bytes: Most bytes of snapshots; what is pinned counts.
+        capacity_bytes: Most bytes of snapshots; what is pinned or reserved counts.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -57,6 +61,7 @@ class PrefixStore:
         self._kept: dict[Key, _Kept] = {}
         self._clock = 0.0
         self._uses = 0
+        self._reserved = 0
         self.bytes = 0
         self.evictions = 0
 
@@ -125,16 +130,36 @@ class PrefixStore:
         self.bytes += len(snapshot)
         return True
 
-    def unpin(self, chain: Chain) -> None:
+    def pin(self, chain: Chain, *, caller: str) -> bool:
+        """Protect what is kept of exactly this chain from eviction, once more; False when nothing is."""
+        kept = self._kept.get(key_of(chain, caller=caller))
+        if kept is not None:
+            kept.pins += 1
+        return kept is not None
+
+    def unpin(self, chain: Chain, *, caller: str = "") -> None:
         """Undo one ``pin``."""
-        kept = self._kept.get(key_of(chain, caller=""))
+        kept = self._kept.get(key_of(chain, caller=caller))
         if kept is not None and kept.pins:
             kept.pins -= 1
 
+    def reserve(self, size: int) -> bool:
+        """Count a snapshot that someone else holds; False when it does not fit beside what is pinned."""
+        if not self.make_room(size):
+            return False
+        self._reserved += size
+        self.bytes += size
+        return True
+
+    def release(self, size: int) -> None:
+        """Undo one ``reserve``."""
+        self._reserved -= size
+        self.bytes -= size
+
     def clear(self) -> None:
-        """Forget everything, pinned or not."""
+        """Forget everything, pinned or not; what is reserved stays so."""
         self._kept.clear()
-        self.bytes = 0
+        self.bytes = self._reserved
 
     def _touch(self, kept: _Kept) -> None:
         self._uses += 1
@@ -146,7 +171,7 @@ class PrefixStore:
         Called before a snapshot is made, so that it and what it replaces are never in memory at once.
         """
         pinned = sum(len(kept.snapshot) for kept in self._kept.values() if kept.pins)
-        if pinned + wanted > self._capacity:
+        if self._reserved + pinned + wanted > self._capacity:
             return False
         while self.bytes + wanted > self._capacity:
             key = min((key for key, kept in self._kept.items() if not kept.pins), key=lambda key: self._kept[key].rank)

@@ -5,6 +5,15 @@ decode holds more than one question. What is kept between prompts is a snapshot 
 going on from it and starting from nothing give the same bits.
 
 Where that is given up for throughput (on GPUs), the tails of several prompts share a decode.
+
+A job of several questions holds what its later ones begin with until the last of them has begun, because callers take
+turns, and what others ask for in between would push it out of the store: its state would be evaluated once for every
+question. What is held counts in the store. So that memory has a limit however many jobs have begun, only one snapshot
+may be held that does not fit there: in the spare place. Its job goes on without giving the others a turn, until its
+questions took as many tokens as evaluating it did. Then it stays while nobody needs the place; whoever does takes it,
+and the job evaluates its state again. So the engine holds no more than the store's capacity and one snapshot,
+evaluates at most twice what it would for one job at a time, and has others wait for a large state about twice as long
+as evaluating it takes anyway.
 """
 
 from __future__ import annotations
@@ -24,19 +33,34 @@ from switchyard_runtime.errors import Kind, Problem
 Wanted = Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a job holds for its later prompts, within the store's capacity.
+
+    Attributes:
+        chain: What was evaluated.
+        until: The last prompt that needs it.
+        snapshot: The sequence, which only this job finds; None where it is kept in the store, pinned.
+    """
+
+    chain: Chain
+    until: int
+    snapshot: Snapshot | None = None
+
+
 @dataclass(slots=True, eq=False)
 class ScoreRun:
     """A job on its way: what is scored, and what its other prompts will begin with.
 
     Attributes:
         job: The job.
-        own: Snapshots that live as long as the job.
+        held: What later prompts begin with, by key.
         scores: One per prompt that is done.
         begun: Prompts of which all but the tail is evaluated, those that are done included.
     """
 
     job: ScoreJob
-    own: dict[Key, Snapshot] = field(default_factory=dict)
+    held: dict[Key, Held] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
     begun: int = 0
 
@@ -55,10 +79,34 @@ class ScoreRun:
         """Whether every prompt has its score."""
         return len(self.scores) == len(self.job.prompts)
 
-    def needs(self, chain: Chain) -> bool:
-        """Whether a later prompt of this job begins with ``chain``."""
-        later = self.job.prompts[self.begun + 1 :]
-        return any(prompt.shared[: len(chain)] == chain for prompt in later)
+    def last_need(self, chain: Chain) -> int:
+        """The last prompt that goes on from ``chain``, a beginning of the next one's, and from nothing longer; or 0."""
+        shared = self.next.shared
+        longer, prompts = shared[: len(chain) + 1], self.job.prompts
+        for index in range(len(prompts) - 1, self.begun, -1):
+            other = prompts[index].shared
+            if other[: len(chain)] == chain and (chain == shared or other[: len(longer)] != longer):
+                return index
+        return 0
+
+
+@dataclass(slots=True, eq=False)
+class Spare:
+    """The one snapshot that is held although it does not fit into the store.
+
+    Attributes:
+        run: Whose it is.
+        key: Of its chain.
+        snapshot: The sequence.
+        until: The last prompt that needs it.
+        owed: Tokens that the run's questions may take yet before others have their turn.
+    """
+
+    run: ScoreRun
+    key: Key
+    snapshot: Snapshot
+    until: int
+    owed: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,6 +164,32 @@ class Scorer:
         self.sharing = False
         self._reuse = reuse
         self._reuse_private = reuse and reuse_private
+        self._spare: Spare | None = None
+
+    @property
+    def spare_bytes(self) -> int:
+        """What is held beside the store."""
+        spare = self._spare
+        return len(spare.snapshot) if spare else 0
+
+    def goes_on(self, run: ScoreRun) -> bool:
+        """Whether ``run`` keeps its turn, because what it holds would be evaluated again after the others' turns."""
+        return self._spare is not None and self._spare.run is run and self._spare.owed > 0
+
+    def release(self, run: ScoreRun) -> None:
+        """Let go of what ``run`` holds: it is over."""
+        self._release(run, begun=len(run.job.prompts))
+
+    def _release(self, run: ScoreRun, *, begun: int) -> None:
+        """Let go of what none of the prompts from ``begun`` on needs."""
+        for key in [key for key, held in run.held.items() if held.until < begun]:
+            held = run.held.pop(key)
+            if held.snapshot is None:
+                self._prefixes.unpin(held.chain, caller=run.job.caller)
+            else:
+                self._prefixes.release(len(held.snapshot))
+        if self._spare is not None and self._spare.run is run and self._spare.until < begun:
+            self._spare = None
 
     def missing(self, chain: Chain, *, caller: str) -> int:
         """Tokens of ``chain`` that would have to be evaluated now. Safe from any thread."""
@@ -150,7 +224,10 @@ class Scorer:
             self._evaluate(segment.tokens, sequence=at, position=position, output=False, wanted=wanted)
             position += len(segment.tokens)
             self._end_segment(run, prompt.shared[:end], at=at)
+        if self._spare is not None and self._spare.run is run:
+            self._spare.owed -= len(prompt.tail)
         run.begun += 1
+        self._release(run, begun=run.begun)
         return Ready(run, prompt.tail, at, start, position, queue_ms, began)
 
     def together(self, batch: Sequence[Ready]) -> None:
@@ -201,8 +278,8 @@ class Scorer:
                 if last and self._prefixes.missing(chain, caller=""):
                     raise Problem(
                         Kind.INVALID,
-                        f"the prefix of {position} tokens takes {len(snapshot)} bytes, which do not fit beside those "
-                        "that are kept for good; raise prefix_cache_mib",
+                        f"the prefix of {position} tokens takes {len(snapshot)} bytes, which do not fit beside what "
+                        "is kept for good and what requests in progress need; raise prefix_cache_mib",
                     )
         finally:
             self._context.clear(scratch)
@@ -216,9 +293,11 @@ class Scorer:
         found = self._prefixes.longest(chain, caller=caller) if self._reuse else None
         end, snapshot = found or (0, None)
         for longer in range(len(chain), end, -1):
-            if (own := run.own.get(key_of(chain[:longer], caller=caller))) is not None:
+            if (own := self._own(run, key_of(chain[:longer], caller=caller))) is not None:
                 end, snapshot = longer, own
                 break
+        else:
+            self._pin(run, chain[:end])
         counters = self._meter.counters
         counters.prefix_hits += snapshot is not None
         counters.prefix_misses += end < len(chain)
@@ -226,19 +305,46 @@ class Scorer:
             self._context.restore(snapshot, at)
         return end
 
+    def _own(self, run: ScoreRun, key: Key) -> Snapshot | None:
+        """What only ``run`` finds."""
+        spare = self._spare
+        if spare is not None and spare.run is run and spare.key == key:
+            return spare.snapshot
+        held = run.held.get(key)
+        return held.snapshot if held else None
+
+    def _pin(self, run: ScoreRun, chain: Chain) -> None:
+        """Hold what was found in the store, if a later prompt needs it."""
+        caller = run.job.caller
+        key = key_of(chain, caller=caller)
+        if (
+            chain
+            and key not in run.held
+            and (until := run.last_need(chain))
+            and self._prefixes.pin(chain, caller=caller)
+        ):
+            run.held[key] = Held(chain, until)
+
     def _end_segment(self, run: ScoreRun, chain: Chain, *, at: int) -> None:
         """Keep the sequence ``at``, which holds ``chain``, for whoever may need it."""
         private = any(segment.private for segment in chain)
-        store = self.sharing and (self._reuse_private if private else self._reuse)
-        store = store and self._prefixes.make_room(self._context.snapshot_bytes(at))
-        needed = self.sharing and run.needs(chain)
-        snapshot = settle(self._context, at, save=store or needed)
+        keep = self.sharing and (self._reuse_private if private else self._reuse)
+        until = run.last_need(chain) if self.sharing else 0
+        fits = (keep or until > 0) and self._prefixes.make_room(self._context.snapshot_bytes(at))
+        if until and not fits:
+            self._spare = None  # before the snapshot is made, so that there are never two
+        snapshot = settle(self._context, at, save=fits or until > 0)
         if snapshot is None:
             return
         caller = run.job.caller
-        kept = store and self._prefixes.keep(chain, snapshot, caller=caller, saves=length(chain))
-        if needed and not kept:
-            run.own[key_of(chain, caller=caller)] = snapshot
+        key = key_of(chain, caller=caller)
+        if until and not fits:
+            self._spare = Spare(run, key, snapshot, until, owed=length(chain))
+        elif fits and keep:
+            self._prefixes.keep(chain, snapshot, caller=caller, saves=length(chain))
+            self._pin(run, chain)
+        elif fits and self._prefixes.reserve(len(snapshot)):
+            run.held[key] = Held(chain, until, snapshot)
 
     def _evaluate(
         self, tokens: Sequence[int], *, sequence: int, position: int, output: bool, wanted: Wanted

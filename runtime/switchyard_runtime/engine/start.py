@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT_TOKENS = 8192
 SELF_TEST_TIMEOUT_S = 600.0
+LEAST_CHUNK = 16
+"""Tokens of a chat's prompt for which a decode needs room beside a token of each other chat; as chat_chunk_tokens."""
 
 
 class EngineStartError(RuntimeError):
@@ -54,7 +56,7 @@ def _start(settings: Settings) -> LlamaEngine:
             shape = llama.ContextShape(
                 sequence_tokens=allowed,
                 sequences=settings.decisions_together,
-                batch_tokens=min(settings.batch_tokens, allowed),
+                batch_tokens=_batch_tokens(settings, allowed=allowed),
                 threads=settings.threads or cores.threads(),
                 flash_attention=settings.flash_attention,
                 cache_type=settings.cache_type,
@@ -65,6 +67,7 @@ def _start(settings: Settings) -> LlamaEngine:
             # On a GPU a chunk takes no longer than a decision, and stopping costs more.
             chat_shape = replace(shape, sequences=settings.chats)
             chat_context = llama.Context(model, chat_shape, interruptible=not model.offloaded)
+            embedder = _embedder(model, shape)
             watch.lap("context")
             sha256 = hashing.result()
             watch.lap("hash")
@@ -87,6 +90,7 @@ def _start(settings: Settings) -> LlamaEngine:
         context,
         chat_context,
         identity,
+        embedder=embedder,
         probing=settings.probe,
         chat_chunk_tokens=settings.chat_chunk_tokens,
         reuse_prefixes=settings.reuse_prefixes,
@@ -131,6 +135,36 @@ def _context_tokens(asked: int, *, trained: int, name: str) -> int:
             "or less, or 0 to choose"
         )
     return asked or min(DEFAULT_CONTEXT_TOKENS, trained)
+
+
+def _batch_tokens(settings: Settings, *, allowed: int) -> int:
+    """Tokens in one decode; a longer one than the context holds takes memory for nothing."""
+    batch = min(settings.batch_tokens, allowed)
+    if batch < (least := max(settings.chats + LEAST_CHUNK, settings.decisions_together)):
+        cut = "" if batch == settings.batch_tokens else f", of which a context of {allowed} tokens leaves {batch},"
+        low = {"batch_tokens": settings.batch_tokens, "context_tokens": allowed}
+        names = " and ".join(name for name, value in low.items() if value < least)
+        raise EngineStartError(
+            f"batch_tokens={settings.batch_tokens}{cut} is too small for chats={settings.chats} and "
+            f"decisions_together={settings.decisions_together}: a decode holds a token of each chat and {LEAST_CHUNK} "
+            "of a prompt, or the ends of all decisions together. Set "
+            f"{names} to {least} or more, or lower chats or decisions_together"
+        )
+    return batch
+
+
+def _embedder(model: llama.Model, shape: llama.ContextShape) -> llama.Context | None:
+    """What embeds, if the model does. Made at the start, so that too little memory is found out there.
+
+    llama.cpp has logits of all tokens of a batch that it pools, twice: of 2,000 tokens and 152,000 words 2.4 GB. So the
+    pieces of a text are batches as of decisions; only what looks in both directions must have the text whole.
+    """
+    if model.pooling in ("none", "rank"):
+        return None
+    batch = shape.batch_tokens if model.causal else shape.sequence_tokens
+    return llama.Context(
+        model, replace(shape, sequences=1, batch_tokens=batch, cache_type="f16", pooling=model.pooling)
+    )
 
 
 def _why_not(settings: Settings, files: model_files.ModelFiles, shape: llama.ContextShape, model: llama.Model) -> str:

@@ -25,10 +25,11 @@ class Turns:
 
         Args:
             seconds: How long it had the engine.
-            usual_s: How long one usually has it. Nobody is ahead by more than ``IN_A_ROW`` of these give: neither
-                decisions, however long the chats were alone, nor chats, however long one job was.
+            usual_s: How long one usually has it; 0 before the first, and then it is what counts. Nobody is ahead by
+                more than ``IN_A_ROW`` of these give: neither decisions, however long the chats were alone, nor chats,
+                however long one job was.
         """
-        most_s = (IN_A_ROW - 0.5) * usual_s * OWED_PER_SECOND
+        most_s = (IN_A_ROW - 0.5) * (usual_s or seconds) * OWED_PER_SECOND
         self._owed_s = min(max(self._owed_s, -most_s) + seconds * OWED_PER_SECOND, most_s)
 
     def chatted(self, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import secrets
 import time
 from collections.abc import Callable
@@ -24,7 +25,8 @@ from switchyard_runtime.engine.interface import (
     Logits,
     TokenLogprob,
 )
-from switchyard_runtime.engine.llama import Sampler, Snapshot, Vocabulary
+from switchyard_runtime.engine.json_output import JsonText
+from switchyard_runtime.engine.llama import SEEDS, Sampler, Snapshot, Vocabulary
 from switchyard_runtime.engine.text import Logprob, TextAssembler
 
 Job = TypeVar("Job")
@@ -43,15 +45,19 @@ class Waiter(Generic[Result]):
     future: Future[Result] = field(default_factory=Future)
     submitted: float = field(default_factory=time.monotonic)
 
-    def resolve(self, result: Result) -> None:
-        """Hand out the result, unless the caller has left."""
-        if self.future.set_running_or_notify_cancel():
+    def resolve(self, result: Result) -> bool:
+        """Hand out the result, unless the caller has left or was answered; whether it was handed out."""
+        if taken := self._takes():
             self.future.set_result(result)
+        return taken
 
     def fail(self, problem: Exception) -> None:
-        """Hand out a problem, unless the caller has left."""
-        if self.future.set_running_or_notify_cancel():
+        """Hand out a problem, unless the caller has left or was answered."""
+        if self._takes():
             self.future.set_exception(problem)
+
+    def _takes(self) -> bool:
+        return not self.future.done() and self.future.set_running_or_notify_cancel()
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +71,7 @@ class Ticket(Generic[Job, Result]):
         steps: Questions or texts that are left; the chats have a turn after some of them.
         waiters: Who waits; the first one asked first.
         started: When the engine began, ``time.monotonic()``; 0 before.
+        submitted: When it was asked for first; whoever asked then may have left.
     """
 
     job: Job
@@ -73,6 +80,7 @@ class Ticket(Generic[Job, Result]):
     steps: int
     waiters: list[Waiter[Result]]
     started: float = 0.0
+    submitted: float = field(default_factory=time.monotonic)
 
     def fail(self, problem: Exception) -> None:
         """Hand out a problem to everyone."""
@@ -145,9 +153,10 @@ class Prefill:
 class Choice:
     """One continuation of a prompt: its sampler, its text, its place in a sequence."""
 
-    def __init__(self, generation: Generation, index: int, sequence: int, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, generation: Generation, index: int, sequence: int, vocabulary: Vocabulary, *, json_text: JsonText | None
+    ) -> None:
         sampling = generation.job.sampling
-        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed + index
         self.generation = generation
         self.index = index
         self.sequence = sequence
@@ -163,17 +172,21 @@ class Choice:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
-            seed=seed,
+            seed=seed_of(sampling.seed, index),
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
             logit_bias=sampling.logit_bias,
-            grammar=sampling.grammar,
         )
+        self._json_text = json_text
 
     def take(self, logits: Logits) -> bool:
-        """Choose the next token from ``logits`` and emit its text; True when the choice is finished."""
+        """Choose the next token from ``logits`` and emit its text; True when the choice is finished.
+
+        Raises:
+            JsonOutputError: The JSON that was asked for cannot go on from here.
+        """
         sampling = self.generation.job.sampling
-        token = self._sampler.sample(logits)
+        token = self._choose(logits)
         if self._vocabulary.ends_generation(token):
             self._finish("stop")
             return True
@@ -191,6 +204,13 @@ class Choice:
             return True
         self.next_token = token
         return False
+
+    def _choose(self, logits: Logits) -> int:
+        if self._json_text is None:
+            return self._sampler.sample(logits)
+        token = self._sampler.sample(logits, allowed=self._json_text.allowed())
+        self._json_text.add(token)
+        return token
 
     def advanced(self) -> None:
         """The token that was chosen last is in the sequence now."""
@@ -213,6 +233,17 @@ class Choice:
         """Free the sampler."""
         with contextlib.suppress(Exception):
             self._sampler.close()
+
+
+def seed_of(seed: int | None, index: int) -> int:
+    """llama.cpp's seed for the choice ``index`` of a request with ``seed``; a random one for None.
+
+    Every wanted seed, of any size, has its own, and no choice of one request has that of another request's choice.
+    """
+    if seed is None:
+        return secrets.randbelow(SEEDS)
+    digest = hashlib.sha256(f"{seed} {index}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") % SEEDS
 
 
 def logprobs(logits: Logits, token: int, top: int, vocabulary: Vocabulary) -> Logprob:

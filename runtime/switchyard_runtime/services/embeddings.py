@@ -10,6 +10,7 @@ from switchyard_runtime.errors import Kind, Problem, over_budget
 from switchyard_runtime.generation import EmbeddingRequest, Embeddings
 from switchyard_runtime.identity import Identity
 from switchyard_runtime.services.prompts import prompt_sha256
+from switchyard_runtime.services.waiting import answered
 from switchyard_runtime.settings import Settings
 
 
@@ -27,7 +28,7 @@ class EmbeddingService:
         self._settings = settings
         self._identity = identity
 
-    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+    async def embed(self, request: EmbeddingRequest, *, caller: str = "") -> Embeddings:
         """One vector per input, in order. Cancelling this cancels the job.
 
         Raises:
@@ -37,9 +38,8 @@ class EmbeddingService:
         deadline = time.monotonic() + self._settings.deadline_s
         self._check_model(request)
         inputs = await asyncio.to_thread(self._encode, request.inputs)
-        vectors = await asyncio.wrap_future(
-            self._engine.submit_embedding(EmbeddingJob(inputs=inputs, deadline=deadline))
-        )
+        job = EmbeddingJob(inputs=inputs, deadline=deadline, caller=caller)
+        vectors = await answered(self._engine.submit_embedding(job), deadline=deadline)
         return Embeddings(
             vectors=tuple(tuple(map(float, vector)) for vector in vectors),
             prompt_sha256=tuple(map(prompt_sha256, inputs)),

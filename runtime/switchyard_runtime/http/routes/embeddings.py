@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from switchyard_runtime.contracts import embeddings as contract
 from switchyard_runtime.http.body import beside_the_loop
+from switchyard_runtime.http.caller import caller_of
 from switchyard_runtime.http.disconnect import while_connected
 from switchyard_runtime.http.record import record_of
 from switchyard_runtime.http.responses import Json
@@ -20,7 +21,8 @@ async def embed(request: Request, body: Any) -> Response:
     record = record_of(request)
     record.contract, record.shape = contract.NAME, contract.error
     wanted = await beside_the_loop(request, contract.decode, body)
-    result = await while_connected(request, runtime_of(request).require().embeddings.embed(wanted))
+    service = runtime_of(request).require().embeddings
+    result = await while_connected(request, service.embed(wanted, caller=caller_of(request.headers)))
     record.prompt_sha256 += result.prompt_sha256
     record.tokens_prompt = record.tokens_evaluated = result.prompt_tokens
     return Json(contract.encode(wanted, result))
