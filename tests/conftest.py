@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -75,6 +76,17 @@ def _no_settings_from_outside() -> None:
             "SWITCHYARD_FUZZ",
         ):
             del os.environ[name]
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_given_back() -> Iterator[None]:
+    """A test that starts a server in this process has its warnings sent to that server's log, which ends with it."""
+    loggers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "asyncio")]
+    before = [(list(logger.handlers), logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, Literal
 
@@ -88,6 +89,16 @@ class Vocabulary:
         if token < BYTES:
             return bytes([token])
         return self.words[token - self.first_word] if token >= self.first_word else b""
+
+
+@dataclass(frozen=True)
+class StubGrammar:
+    """Says that a schema was given; the stub answers with JSON then."""
+
+    schema: str
+
+    def begin(self) -> Any:
+        raise NotImplementedError
 
 
 class StubEngine:
@@ -203,8 +214,8 @@ class StubEngine:
             self._admit(len(tokens), job.deadline)
         return self._submit(self._embed, job)
 
-    def grammar(self, schema: dict[str, Any] | None) -> str:
-        return f"root ::= object # {schema}"
+    def grammar(self, schema: dict[str, Any] | None) -> StubGrammar:
+        return StubGrammar(str(schema))
 
     def start_draining(self) -> None:
         self.refuse_with = Problem(Kind.DRAINING, "the server is stopping", retry_after_ms=1000)

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 import tiny_models
 from switchyard_runtime.engine.core import LlamaEngine
 from switchyard_runtime.engine.interface import Delta, Done, Event, Failed, Finished, GenerationJob, Piece, Sampling
-from switchyard_runtime.engine.json_output import KEPT, JsonOutput, JsonOutputError
+from switchyard_runtime.engine.json_output import LARGEST_SCHEMA, JsonOutput, JsonOutputError
 from switchyard_runtime.engine.start import start_engine
 from switchyard_runtime.errors import Kind, Problem
 from switchyard_runtime.settings import load_settings
@@ -38,7 +39,9 @@ def output(engine: LlamaEngine) -> JsonOutput:
     return engine._json_output
 
 
-def events_of(engine: LlamaEngine, *, n: int = 1, max_tokens: int = 300, **sampling: Any) -> list[Event]:
+def events_of(
+    engine: LlamaEngine, *, prompt: list[int] | None = None, n: int = 1, max_tokens: int = 300, **sampling: Any
+) -> list[Event]:
     """Everything that a generation says, up to its end."""
     events: list[Event] = []
     over = threading.Event()
@@ -48,10 +51,10 @@ def events_of(engine: LlamaEngine, *, n: int = 1, max_tokens: int = 300, **sampl
         if isinstance(event, Done | Failed):
             over.set()
 
-    prompt = tuple(engine.encode([Piece("json")], start=True))
+    tokens = tuple(prompt or engine.encode([Piece("json")], start=True))
     chosen = Sampling(max_tokens=max_tokens, **sampling)
     engine.submit_generation(
-        GenerationJob(prompt=prompt, sampling=chosen, n=n, deadline=time.monotonic() + WAIT_S), note
+        GenerationJob(prompt=tokens, sampling=chosen, n=n, deadline=time.monotonic() + WAIT_S), note
     )
     assert over.wait(WAIT_S)
     return events
@@ -135,6 +138,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bounds that cross": ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength (5)"),
     "true for a number": ({"type": "string", "minLength": True}, "minLength"),
     "less than nothing": ({"type": "array", "minItems": -3}, "minItems"),
+    "multiples of what is large": ({"type": "integer", "multipleOf": 2147483648}, "2147483648"),
+    "multiples of what is fine": ({"type": "number", "multipleOf": 1.00003}, "100003"),
     "options for itself": ({"not": {}, "x-guidance": {"lenient": True}}, "not"),
     "nested without an end": ({"type": "string", "pattern": "(" * 2000 + ")" * 2000}, "regex"),
 }
@@ -168,11 +173,14 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "many of many that may be nothing": {"type": "string", "pattern": "^((a?){0,1000}){0,1000}$"},
     "many ways to read the same": {"type": "string", "pattern": "^(a|aa){1000}$"},
     "many values": {"enum": [f"value {number}" for number in range(20_000)]},
-    "many properties": {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(2000)}},
+    "many properties": {"type": "object", "properties": {f"p{number}": {"type": "null"} for number in range(2000)}},
     "many lengths": {"anyOf": [{"type": "string", "maxLength": number} for number in range(300)]},
     "a deep one": nested(60),
     "one without an end": {"$ref": "#/$defs/x", "$defs": {"x": {"type": "array", "items": {"$ref": "#/$defs/x"}}}},
     "nothing but itself": {"$ref": "#"},
+    "a limit inside": {
+        "anyOf": [{"enum": [f"v{number}" for number in range(5000)]}, {"pattern": "(a{1,1000}){1,1000}b"}]
+    },
 }
 
 
@@ -215,7 +223,7 @@ def test_every_way_through_a_schema_ends_at_one_of_its_values(
 ) -> None:
     chance = random.Random(seed)
     vocabulary = engine._vocabulary
-    text = output.begin(output.grammar({"enum": values}))
+    text = output.grammar({"enum": values}).begin()
     written = b""
     while True:
         token = chance.choice(text.allowed().nonzero()[0].tolist())
@@ -227,7 +235,7 @@ def test_every_way_through_a_schema_ends_at_one_of_its_values(
 
 
 def test_a_token_that_is_not_allowed_is_an_error_and_not_the_end(engine: LlamaEngine, output: JsonOutput) -> None:
-    text = output.begin(output.grammar({"const": 1}))
+    text = output.grammar({"const": 1}).begin()
     (wrong,) = engine.encode([Piece("x")], start=False)[:1]
     with pytest.raises(JsonOutputError):
         text.add(wrong)
@@ -235,11 +243,81 @@ def test_a_token_that_is_not_allowed_is_an_error_and_not_the_end(engine: LlamaEn
         text.allowed()
 
 
-def test_schemas_are_kept_ready_up_to_a_number(engine: LlamaEngine) -> None:
-    output = JsonOutput(engine._vocabulary)
-    grammars = [output.grammar({"const": number}) for number in range(KEPT + 5)]
-    assert len(output._ready) == KEPT
-    output.begin(grammars[0])  # one that was dropped is compiled again
+WEARS_OUT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"x": {"type": "string", "pattern": "^(a|aa){1000}$"}, "y": {"const": 1}},
+    "additionalProperties": False,
+}
+
+
+def walk(engine: LlamaEngine, text: Any, written: str) -> None:
+    """Add a text token by token, and ask at each place what may follow."""
+    for token in engine.encode([Piece(written)], start=False):
+        assert text.allowed()[token]
+        text.add(token)
+
+
+def test_a_text_that_came_to_its_limit_ends_no_other_of_the_same_schema(
+    engine: LlamaEngine, output: JsonOutput
+) -> None:
+    beside = output.grammar(WEARS_OUT).begin()
+    walk(engine, beside, '{"')
+    with pytest.raises(JsonOutputError, match="too many"):
+        walk(engine, output.grammar(WEARS_OUT).begin(), '{"x":"aaaaaaaa')
+    walk(engine, beside, 'y":1}')
+    walk(engine, output.grammar(WEARS_OUT).begin(), '{"y":1}')
+
+
+def test_a_text_begins_while_a_schema_of_someone_else_is_compiled(output: JsonOutput) -> None:
+    grammar = output.grammar({"const": 1})
+    with output._lock:
+        assert grammar.begin().allowed().any()
+
+
+def test_a_schema_may_be_so_long_and_no_longer(output: JsonOutput) -> None:
+    spare = len(json.dumps({"const": ""}))
+    output.grammar({"const": "x" * (LARGEST_SCHEMA - spare)})
+    with pytest.raises(JsonOutputError, match=f"{LARGEST_SCHEMA + 1} bytes as JSON and {LARGEST_SCHEMA} are allowed"):
+        output.grammar({"const": "x" * (LARGEST_SCHEMA - spare + 1)})
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1, -(2**63), 2**64, 10**400, -1e308, 1e16])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        lambda number: {"const": number},
+        lambda number: {"enum": [1, [number]]},
+        lambda number: {"type": "integer", "minimum": number},
+        lambda number: {"anyOf": [{"properties": {"a": {"maxLength": number}}}]},
+    ],
+)
+def test_numbers_that_would_be_rounded_are_refused(output: JsonOutput, schema: Any, number: int) -> None:
+    with pytest.raises(JsonOutputError, match="2\\*\\*53"):
+        output.grammar(schema(number))
+
+
+@pytest.mark.parametrize("number", [2**53, -(2**53), 0, -1, 10**15])
+def test_other_integers_are_kept(engine: LlamaEngine, output: JsonOutput, number: int) -> None:
+    walk(engine, output.grammar({"enum": [number]}).begin(), str(number))
+
+
+def test_a_choice_that_ends_its_generation_ends_the_prompts_of_the_others(tmp_path: Path) -> None:
+    """Where snapshots are not shared, every choice has its prompt evaluated, beside the tokens of those before it."""
+    model = tiny_models.write("llama", tmp_path / "llama.gguf")
+    settings = load_settings(
+        model=str(model), threads=1, context_tokens=512, chats=3, chat_chunk_tokens=16, probe=False
+    )
+    engine = start_engine(settings)
+    try:
+        for tokens in range(8, 130, 8):
+            grammar = engine.grammar(HOSTILE["many ways to read the same"])
+            events = events_of(engine, n=3, prompt=list(range(300, 300 + tokens)), grammar=grammar, seed=1)
+            assert isinstance(events[-1], Failed)
+        assert texts(events_of(engine, n=3, temperature=0.0, max_tokens=4))
+        assert engine.health().ready
+        assert engine.counters.active_generations == 0
+    finally:
+        engine.close(timeout_s=0)
 
 
 SEEDS = [0, 1, 2**31, 2**32 - 2, 2**32 - 1, 2**32, 2**32 + 1, 2**33 - 1, 2**40 - 1, 2**63 - 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from starlette.testclient import TestClient
 from stub_engine import StubEngine
 from switchyard_runtime.errors import Kind, Problem
 from switchyard_runtime.http.app import create_app
-from switchyard_runtime.http.observability.logs import make_log
+from switchyard_runtime.http.observability.logs import ForwardToLog, make_log
 from switchyard_runtime.http.runtime import Runtime, build_services
 from switchyard_runtime.settings import Settings
 
@@ -182,3 +183,36 @@ def test_two_applications_share_no_metrics(observed: Observed, decision: Any) ->
     counted = ("switchyard_http_requests_total", "/invocations", "200", "ok", "semif")
     assert counted in other.samples()
     assert counted not in observed.samples()
+
+
+JSON = {"content-type": "application/json"}
+
+
+class Gone(io.StringIO):
+    """A pipe whose reader has ended."""
+
+    def write(self, _: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def flush(self) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [Gone(), closed()], ids=["no reader", "closed"])
+def test_a_log_that_nobody_reads_costs_no_answer(stub_engine: StubEngine, decision: Any, stream: io.StringIO) -> None:
+    settings = Settings()
+    log = make_log(settings, stream)
+    app = create_app(Runtime(settings=settings, services=build_services(settings, stub_engine)), log=log)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        assert client.post("/invocations", json=decision).status_code == 200
+        assert client.post("/invocations", content=b"{", headers=JSON).status_code == 400
+    record = logging.LogRecord(
+        "uvicorn.error", logging.WARNING, __file__, 1, "Invalid HTTP request received.", (), None
+    )
+    ForwardToLog(log, settings).emit(record)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from switchyard_runtime.engine.interface import Logits
-from switchyard_runtime.engine.json_output import JsonOutput, JsonOutputError
+from switchyard_runtime.engine.json_output import JsonOutputError
 from switchyard_runtime.engine.llama import Context, Run
 from switchyard_runtime.engine.meter import Meter
 from switchyard_runtime.engine.prefixes import PrefixStore
@@ -38,7 +38,6 @@ class ChatScheduler:
         context: A context of its own, with a sequence for each choice that may run at the same time.
         prefixes: Where prompts and turns are kept.
         meter: Counts every decode.
-        json_output: Holds generations to their schemas.
         chunk_tokens: Most tokens of a prompt in one decode.
         reuse: Keep prompts and turns between requests, for the same caller.
         settled: Told how many tokens of waiting work were done or given up.
@@ -50,7 +49,6 @@ class ChatScheduler:
         prefixes: PrefixStore,
         meter: Meter,
         *,
-        json_output: JsonOutput,
         chunk_tokens: int,
         reuse: bool,
         settled: Callable[[int], None],
@@ -59,7 +57,6 @@ class ChatScheduler:
         self._vocabulary = context.model.vocabulary
         self._prefixes = prefixes
         self._meter = meter
-        self._json_output = json_output
         sequences = context.shape.sequences
         self._free = list(reversed(range(sequences)))
         self._chunk = min(chunk_tokens, context.shape.batch_tokens - sequences)
@@ -119,7 +116,8 @@ class ChatScheduler:
                 self._advance(choice, row)
         if prefill:
             prefill.chunks.took(len(runs[-1].tokens), decode.seconds)
-            self._chunk_done(prefill, runs[-1], rows)
+            if not prefill.generation.over:  # nor its prompt, then
+                self._chunk_done(prefill, runs[-1], rows)
 
     def abandon(self, generation: Generation) -> None:
         """Free everything that a generation holds here."""
@@ -172,7 +170,7 @@ class ChatScheduler:
         self._settle(generation, len(run.tokens))
         if not run.output:
             return
-        self._prefills.popleft()
+        self._prefills.remove(prefill)
         self._meter.prefilled(prefill.chunks.tokens, prefill.chunks.seconds)
         generation.prefilled = time.monotonic()
         self._keep(generation, generation.job.prompt, run.sequence)
@@ -197,11 +195,7 @@ class ChatScheduler:
         first = generation.unstarted == job.n
         if not first and self.sharing and generation.base is None:
             return False
-        grammar = job.sampling.grammar
-        json_text = None if grammar is None else self._json_output.begin(grammar)
-        choice = Choice(
-            generation, job.n - generation.unstarted, self._free.pop(), self._vocabulary, json_text=json_text
-        )
+        choice = Choice(generation, job.n - generation.unstarted, self._free.pop(), self._vocabulary)
         generation.unstarted -= 1
         if not generation.unstarted:
             self._starting.remove(generation)

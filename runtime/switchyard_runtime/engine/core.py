@@ -24,6 +24,7 @@ from switchyard_runtime.engine.interface import (
     EngineIdentity,
     Event,
     GenerationJob,
+    Grammar,
     Health,
     Logits,
     Piece,
@@ -110,7 +111,6 @@ class LlamaEngine:
             chat_context,
             self._prefixes,
             self._meter,
-            json_output=self._json_output,
             chunk_tokens=chat_chunk_tokens,
             reuse=reuse_prefixes and reuse_states,
             settled=self._settle,
@@ -196,7 +196,7 @@ class LlamaEngine:
         """See ``interface.Engine.token_bytes``."""
         return self._vocabulary.token_bytes(token_id)
 
-    def grammar(self, schema: dict[str, Any] | None) -> str:
+    def grammar(self, schema: dict[str, Any] | None) -> Grammar:
         """See ``interface.Engine.grammar``."""
         try:
             return self._json_output.grammar(schema)

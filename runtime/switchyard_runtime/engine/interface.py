@@ -138,6 +138,26 @@ class Score:
     engine_ms: float
 
 
+class ConstrainedText(Protocol):
+    """A text on its way that is held to something. Its methods raise ``JsonOutputError`` when it cannot go on."""
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Which tokens may follow, shape ``(vocabulary,)``; at least one may."""
+        ...
+
+    def add(self, token: int) -> None:
+        """Go on behind ``token``."""
+        ...
+
+
+class Grammar(Protocol):
+    """What one generation is held to."""
+
+    def begin(self) -> ConstrainedText:
+        """The beginning of a text: one for each choice."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How to choose tokens. Neutral values switch a step off (``top_k=0``, ``top_p=1``, ``min_p=0``).
@@ -156,7 +176,7 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    grammar: str | None = None
+    grammar: Grammar | None = None
     top_logprobs: int | None = None
 
 
@@ -326,8 +346,8 @@ class Engine(Protocol):
         """One unit vector of shape ``(embedding_size,)`` per input."""
         ...
 
-    def grammar(self, schema: dict[str, Any] | None) -> str:
-        """What holds a generation to a JSON schema, or to any JSON object when None.
+    def grammar(self, schema: dict[str, Any] | None) -> Grammar:
+        """What holds one generation to a JSON schema, or to any JSON object when None.
 
         Raises ``Problem`` for a schema that is wrong or cannot be kept whole.
         """

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -20,8 +20,12 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from switchyard_runtime.engine.interface import Piece
 from switchyard_runtime.engine.llama import Vocabulary
 
-KEPT = 32
-"""Schemas that are kept ready, because a program asks with the same one again and again."""
+LARGEST_SCHEMA = 1 << 17
+"""Bytes of a schema as JSON. Compiling one of many properties takes as much time as the square of their number."""
+LARGEST_NUMBER = 2**53
+"""llguidance holds numbers as doubles, which round larger integers; it came to an end of its stack with some."""
+FINEST_MULTIPLE = 10_000
+"""Of the last digit of ``multipleOf``: of larger ones llguidance makes a state for each remainder, without a limit."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 # All of them, so that no schema can set them for itself. One space at most: a model that may write any will not end.
 OPTIONS: dict[str, Any] = {
@@ -53,42 +57,27 @@ class JsonOutput:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
-        self._ready: OrderedDict[str, LLMatcher] = OrderedDict()
 
-    def grammar(self, schema: dict[str, Any] | None) -> str:
-        """A schema's grammar, checked; of any JSON object for None.
+    def grammar(self, schema: dict[str, Any] | None) -> JsonGrammar:
+        """A schema's grammar, or that of any JSON object for None. Takes a while; not for the engine's thread.
 
         Raises:
             JsonOutputError: The schema is wrong, too complex, or has a keyword that would not be enforced.
         """
         text = json.dumps(ANY_OBJECT if schema is None else schema)
+        if len(text) > LARGEST_SCHEMA:
+            raise JsonOutputError(f"it has {len(text)} bytes as JSON and {LARGEST_SCHEMA} are allowed; shorten it")
+        _check_numbers(schema)
         try:
             grammar = LLMatcher.grammar_from_json_schema(text, overrides=OPTIONS)  # type: ignore[arg-type]
         except ValueError as error:
             raise JsonOutputError(str(error)) from error
-        self._matcher(grammar)
-        return grammar
-
-    def begin(self, grammar: str) -> JsonText:
-        """The beginning of a text of ``grammar``.
-
-        Raises:
-            JsonOutputError: It is not one that :meth:`grammar` gave.
-        """
-        return JsonText(self._matcher(grammar).deep_copy(), size=self._vocabulary.size)
-
-    def _matcher(self, grammar: str) -> LLMatcher:
         with self._lock:
-            if (known := self._ready.get(grammar)) is not None:
-                self._ready.move_to_end(grammar)
-                return known
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
-            if matcher.is_error():
-                raise JsonOutputError(_reason(matcher.get_error()))
-            self._ready[grammar] = matcher
-            if len(self._ready) > KEPT:
-                self._ready.popitem(last=False)
-            return matcher
+            tokenizer = self._tokenizer
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise JsonOutputError(_reason(matcher.get_error()))
+        return JsonGrammar(matcher, size=self._vocabulary.size)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -96,6 +85,26 @@ class JsonOutput:
         if not tokens.ends:
             raise JsonOutputError("the model has no token that ends a text")
         return LLTokenizer(TokenizerWrapper(tokens), n_vocab=self._vocabulary.size, eos_token=tokens.ends, slices=None)
+
+
+class JsonGrammar:
+    """One request's grammar. Another request has its own, also of the same schema.
+
+    Copies of a matcher share what llguidance works out on the way, its limits on that, and its errors: kept for all, a
+    schema would wear out, and one caller's answer could end another's.
+
+    Args:
+        matcher: At a text's beginning; owned from now on.
+        size: Tokens of the vocabulary.
+    """
+
+    def __init__(self, matcher: LLMatcher, *, size: int) -> None:
+        self._matcher = matcher
+        self._size = size
+
+    def begin(self) -> JsonText:
+        """The beginning of a text."""
+        return JsonText(self._matcher.deep_copy(), size=self._size)
 
 
 class _Tokens:
@@ -152,6 +161,30 @@ class JsonText:
             raise JsonOutputError(_reason(self._matcher.get_error()))
 
 
+def _check_numbers(value: Any, *, key: str = "") -> None:
+    """Refuse, anywhere in a schema, numbers that llguidance would round, or take too long for."""
+    match value:
+        case bool() | None:
+            return
+        case int() | float() if abs(value) > LARGEST_NUMBER:
+            raise JsonOutputError("a number in it is beyond 2**53, where integers would be rounded")
+        case int() | float() if key == "multipleOf":
+            _, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+            steps = int("".join(map(str, digits))) * 10 ** max(0, int(exponent))
+            if steps > FINEST_MULTIPLE:
+                raise JsonOutputError(
+                    f"multipleOf is {value}, {steps} times its last digit; at most {FINEST_MULTIPLE} is supported"
+                )
+        case dict():
+            for name, inner in value.items():
+                _check_numbers(inner, key=name)
+        case list():
+            for inner in value:
+                _check_numbers(inner)
+
+
 def _reason(error: str) -> str:
     """The library's reason on one line: a wrong pattern's has the place below it."""
+    if error.startswith("panic"):
+        return "it is too complex"
     return " ".join(error.split())[:300]

@@ -25,7 +25,6 @@ from switchyard_runtime.engine.interface import (
     Logits,
     TokenLogprob,
 )
-from switchyard_runtime.engine.json_output import JsonText
 from switchyard_runtime.engine.llama import SEEDS, Sampler, Snapshot, Vocabulary
 from switchyard_runtime.engine.text import Logprob, TextAssembler
 
@@ -153,9 +152,7 @@ class Prefill:
 class Choice:
     """One continuation of a prompt: its sampler, its text, its place in a sequence."""
 
-    def __init__(
-        self, generation: Generation, index: int, sequence: int, vocabulary: Vocabulary, *, json_text: JsonText | None
-    ) -> None:
+    def __init__(self, generation: Generation, index: int, sequence: int, vocabulary: Vocabulary) -> None:
         sampling = generation.job.sampling
         self.generation = generation
         self.index = index
@@ -177,7 +174,7 @@ class Choice:
             frequency_penalty=sampling.frequency_penalty,
             logit_bias=sampling.logit_bias,
         )
-        self._json_text = json_text
+        self._held = sampling.grammar.begin() if sampling.grammar else None
 
     def take(self, logits: Logits) -> bool:
         """Choose the next token from ``logits`` and emit its text; True when the choice is finished.
@@ -206,10 +203,10 @@ class Choice:
         return False
 
     def _choose(self, logits: Logits) -> int:
-        if self._json_text is None:
+        if self._held is None:
             return self._sampler.sample(logits)
-        token = self._sampler.sample(logits, allowed=self._json_text.allowed())
-        self._json_text.add(token)
+        token = self._sampler.sample(logits, allowed=self._held.allowed())
+        self._held.add(token)
         return token
 
     def advanced(self) -> None:

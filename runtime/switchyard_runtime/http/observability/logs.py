@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from typing import Any, TextIO
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.typing import FilteringBoundLogger
@@ -15,10 +16,25 @@ from switchyard_runtime.settings import Settings
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
+class _Undisturbed:
+    """A stream whose end disturbs nobody: a line that cannot be written costs no caller the answer."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # a reader that is gone; a stream that is closed
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+
 def make_log(settings: Settings, stream: TextIO | None = None) -> FilteringBoundLogger:
     """A logger that writes one JSON object per line to ``stream`` (standard output by default)."""
     log: FilteringBoundLogger = structlog.wrap_logger(
-        structlog.WriteLogger(stream or sys.stdout),
+        structlog.WriteLogger(cast(TextIO, _Undisturbed(stream or sys.stdout))),
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.log_level]),
         processors=[
             structlog.processors.add_log_level,
