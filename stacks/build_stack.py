@@ -13,7 +13,7 @@ from stacks.environment_stack import EnvironmentStack
 from switchyard.environment import Environment
 from switchyard.releases.bases import Bases, base_for
 from switchyard.releases.plan import image_project, model_project
-from switchyard.releases.source import INPUTS
+from switchyard.releases.source import ASSET_EXCLUDE
 from switchyard_constructs.hardware import Hardware
 from switchyard_constructs.image_build import ImageBuild
 from switchyard_constructs.image_repository import ImageRepository
@@ -57,7 +57,7 @@ class BuildStack(EnvironmentStack):
             "Source",
             path=str(ROOT),
             ignore_mode=cdk.IgnoreMode.GIT,
-            exclude=["/*", *(f"!/{name}" for name in INPUTS), "__pycache__", "*.egg-info"],
+            exclude=list(ASSET_EXCLUDE),
         )
         for model in environment.builds.models:
             build = ModelBuild(

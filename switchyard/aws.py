@@ -6,6 +6,7 @@ cloud alike: ``AWS_PROFILE`` or keys for the one, ``eval "$(switchyard cloud env
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -136,11 +137,13 @@ class Stack:
         name: Its name.
         status: Such as ``UPDATE_COMPLETE``.
         outputs: Its outputs by name.
+        protected: Whether AWS refuses to delete it.
     """
 
     name: str
     status: str
     outputs: Mapping[str, str]
+    protected: bool = False
 
     @property
     def stands(self) -> bool:
@@ -176,12 +179,38 @@ def stacks_of(aws: Aws, environment: Environment) -> dict[str, Stack]:
     with told():
         pages = aws.client("cloudformation").get_paginator("describe_stacks").paginate()
         found = [_stack(each) for page in pages for each in page["Stacks"] if each["StackName"].startswith(prefix)]
-    return {stack.name: stack for stack in found if stack.status != "DELETE_COMPLETE"}
+    # Parts have capitals and environments have none: Switchyard-dev-eu-Build is of dev-eu, not of dev.
+    ours = [stack for stack in found if stack.name.removeprefix(prefix)[:1].isupper()]
+    return {stack.name: stack for stack in ours if stack.status != "DELETE_COMPLETE"}
+
+
+def delete_stack(aws: Aws, stack: Stack, *, poll_s: float = 5.0, longest_s: float = 3600.0) -> None:
+    """Delete a stack and wait until it is gone.
+
+    Raises:
+        CommandError: AWS refuses (it is protected), something in it cannot be deleted, or it takes too long.
+    """
+    until = time.monotonic() + longest_s
+    with told():
+        aws.client("cloudformation").delete_stack(StackName=stack.name)
+    while (now := find_stack(aws, stack.name)) is not None and now.status != "DELETE_COMPLETE":
+        if now.status == "DELETE_FAILED" or time.monotonic() >= until:
+            raise CommandError(
+                f"the stack {stack.name} could not be deleted: it is {now.status}",
+                hint="CloudFormation's reason: aws cloudformation describe-stack-events "
+                f"--stack-name {stack.name} --region {aws.region}",
+            )
+        time.sleep(poll_s)
 
 
 def _stack(described: Mapping[str, Any]) -> Stack:
     outputs = {each["OutputKey"]: each["OutputValue"] for each in described.get("Outputs", ())}
-    return Stack(name=described["StackName"], status=described["StackStatus"], outputs=outputs)
+    return Stack(
+        name=described["StackName"],
+        status=described["StackStatus"],
+        outputs=outputs,
+        protected=bool(described.get("EnableTerminationProtection")),
+    )
 
 
 Kind = Literal["chat", "decision"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -56,6 +57,15 @@ class Cdk:
         if self.bases is not None:
             context = (*context, "-c", f"bases={self.bases}")
         self._run("synth", "--quiet", *context, "--output", str(self.assembly))
+
+    def declared(self) -> frozenset[str]:
+        """Names of the stacks in ``assembly``."""
+        manifest = json.loads((self.assembly / "manifest.json").read_text(encoding="utf-8"))
+        return frozenset(
+            str(artifact.get("properties", {}).get("stackName", identifier))
+            for identifier, artifact in manifest["artifacts"].items()
+            if artifact["type"] == "aws:cloudformation:stack"
+        )
 
     def deploy(self, *stacks: str) -> None:
         """Deploy ``stacks`` and what they depend on; all without any.

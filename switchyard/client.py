@@ -103,7 +103,7 @@ class Client:
                 if data == "[DONE]":
                     return
                 if data:
-                    chunk = json.loads(data)
+                    chunk = self._chunk(data)
                     if "error" in chunk:
                         raise CommandError(message_of(chunk), code=ExitCode.REFUSED)
                     yield chunk
@@ -143,6 +143,15 @@ class Client:
                 )
             self._sleep(pause)
 
+    def _chunk(self, data: str) -> Json:
+        try:
+            chunk = json.loads(data)
+        except (ValueError, RecursionError):
+            chunk = None
+        if not isinstance(chunk, dict):
+            raise CommandError(f"{self.url} streamed {data[:80]!r}, not a JSON object; is it a Switchyard server?")
+        return chunk
+
     def _json(self, response: httpx.Response) -> Json:
         decoded = _decoded(response)
         if not isinstance(decoded, dict):
@@ -153,5 +162,5 @@ class Client:
 def _decoded(response: httpx.Response) -> Any:
     try:
         return response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return response.text.strip() or response.reason_phrase

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from switchyard.aws import Aws, find_stack
+from switchyard import console
+from switchyard.aws import Aws, Stack, find_stack, stacks_of
 from switchyard.cdk import Cdk
 from switchyard.environment import Environment, check_release
 from switchyard.exit_codes import CommandError
@@ -56,6 +57,11 @@ def prepare(aws: Aws, environment: Environment, cdk: Cdk, say: Say) -> str:
         cdk.bootstrap(account=account, region=aws.region)
     say(f"cdk synth: environment {environment.name}, release {cdk.release}")
     cdk.synth()
+    for stack in undeclared(aws, environment, cdk):
+        console.note(
+            f"the stack {stack.name} ({stack.status}) belongs to nothing in environments/{environment.name}.toml any "
+            f"more; it goes on, and costs money. To delete it: {deletion(aws, stack)}"
+        )
     say("cdk deploy: the bucket, the registry and the builds")
     cdk.deploy(environment.stack_name("Artifacts"), environment.stack_name("Build"))
     return artifact_bucket(aws, environment)
@@ -106,6 +112,22 @@ def _provide(
         if image_manifest(aws, environment, "decision", digest) is None:
             say(f"our image {digest[:19]} into the registry")
             supplies.provide_image(digest, repository=environment.repository_name)
+
+
+def undeclared(aws: Aws, environment: Environment, cdk: Cdk) -> list[Stack]:
+    """Stacks of an environment that are not in the assembly, such as that of an endpoint whose section was removed.
+
+    The CDK touches none of them, and cannot delete what they import from the others.
+    """
+    declared = cdk.declared()
+    return [stack for name, stack in sorted(stacks_of(aws, environment).items()) if name not in declared]
+
+
+def deletion(aws: Aws, stack: Stack) -> str:
+    """The command that deletes a stack."""
+    where = f"--region {aws.region} --stack-name {stack.name}"
+    unprotect = f"aws cloudformation update-termination-protection --no-enable-termination-protection {where} && "
+    return f"{unprotect if stack.protected else ''}aws cloudformation delete-stack {where}"
 
 
 def is_bootstrapped(aws: Aws) -> bool:

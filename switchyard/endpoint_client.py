@@ -149,7 +149,7 @@ class EndpointClient:
     def _decoded(self, content: bytes) -> Json:
         try:
             decoded = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             decoded = None
         if not isinstance(decoded, dict):
             raise CommandError(f"the endpoint {self.name} did not answer with a JSON object; is it ours?")
@@ -167,5 +167,5 @@ def _pause_after(error: Any) -> float | None:
 def _json_or_text(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -167,7 +167,8 @@ class Images(Strict):
         AccountId | None, Field(description="Account whose registry has our image; without one, this one makes it.")
     ] = None
     pull_accounts: Annotated[
-        Listed[AccountId], Field(description="Other accounts that may pull our image from here.")
+        Listed[AccountId],
+        Field(description="Other accounts that may pull our image from here; needs `removal_policy` `retain`."),
     ] = ()
     keep_images: Annotated[
         Positive, Field(description="Images kept; the oldest beyond them are deleted, deployed or not.")
@@ -426,6 +427,13 @@ class Environment(Strict):
             yield f"encryption: the key {self.encryption.key_arn} is not in region {self.region!r}; use one that is"
         if self.images.account is not None and self.images.repository is None:
             yield "images: account is set and repository is not; name the repository that the account shares"
+        if self.removal_policy == "destroy" and self.images.pull_accounts:
+            # Their endpoints name these images by digest; gone from here, no build brings the same digest back.
+            yield (
+                f"images: pull_accounts has {', '.join(self.images.pull_accounts)}, and removal_policy is 'destroy', "
+                "which would delete the images that those accounts run, and their key; set removal_policy to 'retain', "
+                "or remove pull_accounts"
+            )
         if self.images.account is not None and self.builds.images:
             yield (
                 f"builds: images are built here, but endpoints pull from account {self.images.account}; remove either "

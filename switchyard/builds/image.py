@@ -264,7 +264,7 @@ def require_clean(ecr: Any, repository: str, digest: str, *, allow_critical: boo
         raise CommandError(
             f"{repository}@{digest} has {counts['CRITICAL']} critical findings: {names}",
             code=ExitCode.REFUSED,
-            hint="Take a newer base image. To accept them: IMAGE_FLAGS=--allow-critical as a variable of the build.",
+            hint="Take a newer base image. To accept them: switchyard release build --allow-critical.",
         )
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from switchyard import console, leftovers, local_cloud
-from switchyard.aws import Aws, stacks_of
+from switchyard import console, deployment, leftovers, local_cloud
+from switchyard.aws import Aws, delete_stack, stacks_of
 from switchyard.cdk import Cdk
 from switchyard.commands.cloud import Home
 from switchyard.commands.release import EnvironmentName, step
@@ -42,11 +42,31 @@ def command(
     console.note(f"the local cloud has stopped; {home} is removed" if ran else f"no local cloud runs in {home}")
 
 
+def _delete_removed_endpoints(aws: Aws, environment: Environment, cdk: Cdk, *, ask: bool) -> None:
+    """Delete the stacks of endpoints that the environment no longer has: they import from what the CDK destroys."""
+    prefix = environment.stack_name("Endpoint-")
+    removed = [each for each in deployment.undeclared(aws, environment, cdk) if each.name.startswith(prefix)]
+    if not removed:
+        return
+    names = ", ".join(each.name for each in removed)
+    if ask and not typer.confirm(
+        f"Delete {names}, which environments/{environment.name}.toml no longer has?", err=True
+    ):
+        raise CommandError(
+            f"nothing was destroyed: {names} must go before the rest",
+            hint=f"Put the endpoint back into environments/{environment.name}.toml, or run this again.",
+        )
+    for stack in removed:
+        step(f"deleting {stack.name}, which environments/{environment.name}.toml no longer has")
+        delete_stack(aws, stack)
+
+
 def _destroy(environment: Environment, cdk: Cdk, *, ask: bool) -> None:
     aws = Aws(environment.region)
     if stacks_of(aws, environment):
         step(f"cdk synth: environment {environment.name}")
         cdk.synth()
+        _delete_removed_endpoints(aws, environment, cdk, ask=ask)
         step("cdk destroy --all")
         cdk.destroy(ask=ask)
     if left := stacks_of(aws, environment):

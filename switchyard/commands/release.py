@@ -26,7 +26,7 @@ from switchyard.releases.checks import Finding, State, findings
 from switchyard.releases.difference import Change, changes
 from switchyard.releases.manifest import FOLDER, SAMPLE, Release, load_release, release_names
 from switchyard.releases.plan import Plan, plan_for
-from switchyard.releases.source import check_committed, read_source
+from switchyard.releases.source import Checkout, read_checkout
 from switchyard_constructs.hardware import Hardware
 
 app = typer.Typer(no_args_is_help=True, help="What is deployed: build it, look at it, compare it, check it.")
@@ -36,6 +36,9 @@ Reference = Annotated[str, typer.Argument(help="Id of a release, its first digit
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 BasesFile = Annotated[Path, typer.Option("--bases", help="File of the containers that images are built on.")]
 AllowDirty = Annotated[bool, typer.Option("--allow-dirty", help="Also from changes that no commit has; it says so.")]
+AllowCritical = Annotated[
+    bool, typer.Option("--allow-critical", help="Accept critical findings of our images' scan; the release says so.")
+]
 
 _SIGNS = {State.OK: ("ok", "green"), State.MISSING: ("missing", "bold red"), State.DIFFERS: ("differs", "bold red")}
 
@@ -49,6 +52,7 @@ def build(
     image: Annotated[list[Hardware] | None, typer.Option("--image", help="Build for this hardware too.")] = None,
     bases: BasesFile = FILE,
     allow_dirty: AllowDirty = False,
+    allow_critical: AllowCritical = False,
     note: Annotated[str | None, typer.Option("--note", help="What a person should know about it.")] = None,
     to: Annotated[Path, typer.Option("--to", help="Folder that the manifest is written to.")] = FOLDER,
     stacks: Annotated[
@@ -63,6 +67,8 @@ def build(
     """
     environment = load_environment(env)
     plan = plan_for(environment, models=dict(map(_role, model or ())), images=image or ())
+    # Before the stacks: a source that is refused must not have become that of the projects.
+    checkout = read_checkout(allow_dirty=allow_dirty)
     aws = Aws(environment.region)
     if stacks:
         cdk = Cdk(environment=env, release=SAMPLE, bases=bases.resolve())
@@ -70,7 +76,16 @@ def build(
     else:
         bucket = deployment.artifact_bucket(aws, environment)
     release, path = make(
-        aws, environment, plan, bucket=bucket, bases=bases, here=local, allow_dirty=allow_dirty, note=note, to=to
+        aws,
+        environment,
+        plan,
+        checkout=checkout,
+        bucket=bucket,
+        bases=bases,
+        here=local,
+        allow_critical=allow_critical,
+        note=note,
+        to=to,
     )
     console.out.print(contents(release))
     console.out.print(Text(f"written to {path}"), soft_wrap=True)
@@ -82,25 +97,31 @@ def make(
     environment: Environment,
     plan: Plan,
     *,
+    checkout: Checkout,
     bucket: str,
     bases: Path,
     here: bool,
-    allow_dirty: bool,
+    allow_critical: bool = False,
     note: str | None = None,
     to: Path = FOLDER,
 ) -> tuple[Release, Path]:
     """Build a release and show the builds while they run.
 
     Raises:
-        CommandError: Something is not committed, a build failed, or what it made is not there.
+        CommandError: The projects have other source than the checkout, a build failed, or what it made is not there.
     """
-    source = read_source()
-    if not allow_dirty:
-        check_committed(source)
-    order = Order(environment=environment, bucket=bucket, plan=plan, bases=load_bases(bases), source=source, note=note)
+    order = Order(
+        environment=environment,
+        bucket=bucket,
+        plan=plan,
+        bases=load_bases(bases),
+        checkout=checkout,
+        note=note,
+        allow_critical=allow_critical,
+    )
     where = "on this machine" if here else "in CodeBuild"
     parts = [*sorted(set(plan.models.values())), *(f"the image for {each.value}" for each in plan.images)]
-    step(f"{', '.join(parts)}: built {where}, from commit {source.commit[:12]}")
+    step(f"{', '.join(parts)}: built {where}, from commit {checkout.source.commit[:12]}")
     with build_log() as log:
         return build_release(aws, order, log, here=here, folder=to, say=console.note)
 
@@ -224,7 +245,8 @@ def contents(release: Release) -> Table:
         for hardware, image in images.items():
             cuda = f", CUDA {image.cuda}" if image.cuda else ""
             made = f", llama-cpp-python {image.build.binding} on {image.build.base_digest[:19]}" if image.build else ""
-            said = f"{image.architecture.value}{cuda}, llama.cpp {image.llama_cpp}{made}"
+            accepted = "; critical findings accepted" if image.build and image.build.critical_accepted else ""
+            said = f"{image.architecture.value}{cuda}, llama.cpp {image.llama_cpp}{made}{accepted}"
             table.add_row(Text(f"image {kind} {hardware.value}"), Text(said), image.digest)
     for name in ("prompts", "decision_contracts", "calibrations", "evaluation_reports"):
         for part in getattr(release, name):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +17,7 @@ from switchyard.aws import Aws, DeployedEndpoint, deployed_endpoint, stacks_of
 from switchyard.cdk import Cdk
 from switchyard.commands import examples
 from switchyard.commands.cloud import Home, Port
-from switchyard.commands.release import AllowDirty, BasesFile, EnvironmentName, make, step
+from switchyard.commands.release import AllowCritical, AllowDirty, BasesFile, EnvironmentName, make, step
 from switchyard.endpoint_client import EndpointClient
 from switchyard.environment import DEFAULT, Environment, load_environment
 from switchyard.exit_codes import CommandError, ExitCode
@@ -25,7 +25,7 @@ from switchyard.releases.bases import FILE, load_bases
 from switchyard.releases.build import matching_release
 from switchyard.releases.manifest import FOLDER, SAMPLE, Release, load_release
 from switchyard.releases.plan import Plan, plan_for
-from switchyard.releases.source import read_source
+from switchyard.releases.source import read_checkout, read_source
 from switchyard.supplies import FromCodeBuild, FromThisMachine
 
 EXAMPLE_S = 120.0
@@ -46,6 +46,7 @@ def command(
     ] = False,
     bases: BasesFile = FILE,
     allow_dirty: AllowDirty = False,
+    allow_critical: AllowCritical = False,
     home: Home = local_cloud.HOME,
     port: Port = 0,
     ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask each endpoint an example at the end.")] = True,
@@ -75,12 +76,21 @@ def command(
         if plan is not None:
             # What is built in a local cloud goes with it, and so does its manifest.
             folder = home / "releases" if local else FOLDER
-            manifest = _built(aws, environment, plan, bases=bases, allow_dirty=allow_dirty, folder=folder)
+            manifest = _built(
+                aws,
+                environment,
+                plan,
+                bases=bases,
+                allow_dirty=allow_dirty,
+                allow_critical=allow_critical,
+                folder=folder,
+            )
             named = str(folder / f"{manifest.id}.json")
         manifest = manifest or load_release()
         cdk = Cdk(environment=env, release=reference(named or manifest.id), bases=bases.resolve())
         supplies = FromThisMachine(cloud) if cloud and manifest.sample else FromCodeBuild(environment)
         deployment.deploy(aws, environment, manifest, cdk, step, supplies=supplies)
+        removed = deployment.undeclared(aws, environment, cdk)
         console.note(f"deployed after {time.monotonic() - began:.0f} s")
         endpoints = {name: deployed_endpoint(aws, environment, name) for name in environment.endpoints}
         if ask:
@@ -88,18 +98,37 @@ def command(
             _notices(environment, manifest)
         console.out.print(Rule("where everything is", align="left"))
         console.out.print(_places(aws, environment, endpoints, home=home if local else None))
-    _advise(env, endpoints, local=local)
+    _advise(env, endpoints, local=local, deletions=[deployment.deletion(aws, stack) for stack in removed])
 
 
-def _built(aws: Aws, environment: Environment, plan: Plan, *, bases: Path, allow_dirty: bool, folder: Path) -> Release:
+def _built(
+    aws: Aws,
+    environment: Environment,
+    plan: Plan,
+    *,
+    bases: Path,
+    allow_dirty: bool,
+    allow_critical: bool,
+    folder: Path,
+) -> Release:
     """The release of this source: one that was built before, or a new one."""
     if (found := matching_release(plan, read_source(), load_bases(bases), folder=folder)) is not None:
         console.note(f"release {found.id} was built from this source; it is deployed")
         return found
+    # Before the stacks: a source that is refused must not have become that of the projects.
+    checkout = read_checkout(allow_dirty=allow_dirty)
     cdk = Cdk(environment=environment.name, release=SAMPLE, bases=bases.resolve())
     bucket = deployment.prepare(aws, environment, cdk, step)
     made, path = make(
-        aws, environment, plan, bucket=bucket, bases=bases, here=False, allow_dirty=allow_dirty, to=folder
+        aws,
+        environment,
+        plan,
+        checkout=checkout,
+        bucket=bucket,
+        bases=bases,
+        here=False,
+        allow_critical=allow_critical,
+        to=folder,
     )
     console.note(f"release {made.id} is written to {path}{'; commit it' if folder == FOLDER else ''}")
     return made
@@ -148,10 +177,12 @@ def _places(
     return table
 
 
-def _advise(env: str, endpoints: Mapping[str, DeployedEndpoint], *, local: bool) -> None:
+def _advise(env: str, endpoints: Mapping[str, DeployedEndpoint], *, local: bool, deletions: Sequence[str] = ()) -> None:
     """What to type next."""
     chosen = "" if env == DEFAULT else f"--env {env} "
     lines = ['eval "$(.venv/bin/switchyard cloud env)"'] if local else []
+    # Of stacks that the environment's file no longer has; they stand among "stacks" above, and cost money.
+    lines.extend(deletions)
     for name, endpoint in endpoints.items():
         what = "examples/ticket.json" if endpoint.kind == "decision" else "'Tell me about trains.'"
         lines.append(f".venv/bin/switchyard invoke {chosen}{name} {what}")

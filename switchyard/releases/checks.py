@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from http.client import HTTPException
 from typing import Any
 
 from switchyard.aws import Aws, error_code, told
@@ -241,7 +242,12 @@ def label_faults(aws: Aws, environment: Environment, image: ReleasedImage) -> It
     if (digest := f"sha256:{hashlib.sha256(manifest.encode()).hexdigest()}") != image.digest:
         yield f"the manifest of {image.digest} differs: its bytes hash to {digest}"
         return
-    labels = _labels(aws, environment, json.loads(manifest)["config"]["digest"])
+    try:
+        config = str(json.loads(manifest)["config"]["digest"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        yield f"the manifest of {image.digest} differs: it is not that of one image, which names a configuration"
+        return
+    labels = _labels(aws, environment, config)
     for label, wanted in (
         (BASE_LABEL, image.build.base_digest),
         (LLAMA_CPP_LABEL, image.llama_cpp),
@@ -261,13 +267,22 @@ def _labels(aws: Aws, environment: Environment, config_digest: str) -> Mapping[s
     try:
         with urllib.request.urlopen(url, context=trust, timeout=60) as answer:  # noqa: S310 - ECR's own URL
             content = answer.read()
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         raise CommandError(
-            f"cannot fetch the configuration {config_digest} of {repository} from ECR: {error}"
+            f"cannot fetch the configuration {config_digest} of {repository} from ECR: {type(error).__name__}: {error}",
+            hint="Check the network (or the proxy), then run this again.",
         ) from error
     if f"sha256:{hashlib.sha256(content).hexdigest()}" != config_digest:
         raise CommandError(f"ECR gave other bytes for {config_digest} of {repository}; try again")
-    return dict(json.loads(content).get("config", {}).get("Labels") or {})
+    return _labels_in(content)
+
+
+def _labels_in(configuration: bytes) -> Mapping[str, str]:
+    """The labels of an image's configuration; none where it is not one."""
+    try:
+        return dict(json.loads(configuration)["config"]["Labels"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
 
 
 def sbom_faults(aws: Aws, image: ReleasedImage, *, bucket: str) -> Iterator[str]:

@@ -14,8 +14,16 @@ from pathlib import Path
 
 from switchyard.aws import Aws
 from switchyard.exit_codes import CommandError
-from switchyard.releases.builds import TAIL_LINES, FinishedBuild, WantedBuild, Watcher, project_definition
-from switchyard.releases.source import ROOT, input_files
+from switchyard.releases.builds import (
+    TAIL_LINES,
+    FinishedBuild,
+    WantedBuild,
+    Watcher,
+    asset_of,
+    project_definition,
+    require_asset,
+)
+from switchyard.releases.source import ROOT, asset_hash, input_files
 
 _STOP_S = 60.0
 
@@ -35,7 +43,8 @@ def run_builds_here(
         The finished builds by label.
 
     Raises:
-        CommandError: A build failed; the message has the end of its log.
+        CommandError: The project or the checkout has other source, or a build failed; the message has the end of its
+            log.
         KeyboardInterrupt: The build has been stopped.
     """
     finished = {}
@@ -55,9 +64,13 @@ def stage(root: Path, to: Path) -> None:
 
 def _run(aws: Aws, wanted: WantedBuild, watcher: Watcher, folder: Path, root: Path) -> FinishedBuild:
     definition = project_definition(aws, wanted.project)
+    # The image's tag is the project's, a hash of the project's source: other source must never come under it.
+    require_asset(f"the project {wanted.project}", asset_of(definition), wanted)
     source, buildspec, result = folder / "source", folder / "buildspec.yml", folder / "result.json"
     source.mkdir()
     stage(root, source)
+    # After the copy, so that a change before or during it is seen.
+    require_asset(f"this checkout, {root},", asset_hash(root) if wanted.asset is not None else "", wanted)
     buildspec.write_text(definition["source"]["buildspec"], encoding="utf-8")
     listed = definition.get("environment", {}).get("environmentVariables", ())
     variables = {**{each["name"]: each["value"] for each in listed}, **dict(wanted.variables)}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 import re
 import tempfile
@@ -121,6 +122,14 @@ class ImageBuildFacts(Strict):
         str, Field(min_length=1, description="Version of llama-cpp-python, bound to the base's library.")
     ]
     sbom: Annotated[Sbom, Field(description="Its list of parts.")]
+    critical_accepted: Annotated[
+        bool,
+        # Left out where false, so that what is shown of a release that knows no such field has its id too.
+        Field(
+            description="Whether critical findings of ECR's scan, if there were any, were accepted.",
+            exclude_if=operator.not_,
+        ),
+    ] = False
 
 
 class ReleasedImage(Strict):

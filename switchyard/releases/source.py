@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 from switchyard.exit_codes import CommandError, ExitCode
@@ -15,6 +16,58 @@ INPUTS = (
     *("constructs", "examples", "images", "models", "runtime", "switchyard"),
 )
 """What the builds need of this repository. Everything else would make a new source, and so new builds, for nothing."""
+
+ASSET_EXCLUDE = ("/*", *(f"!/{name}" for name in INPUTS), "__pycache__", "*.egg-info")
+"""What the CDK leaves out of the archive that builds start from, in git's words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkout:
+    """What lies here to be built.
+
+    Attributes:
+        source: The commit.
+        asset: What the CDK calls the archive of it.
+    """
+
+    source: ReleaseSource
+    asset: str
+
+
+def read_checkout(root: Path = ROOT, *, allow_dirty: bool = False) -> Checkout:
+    """What lies here, read before anything of it is deployed.
+
+    Args:
+        root: The checkout.
+        allow_dirty: Take changes that no commit has.
+
+    Raises:
+        CommandError: As in :func:`read_source` and :func:`check_committed`, or the files change under our hands.
+    """
+    source = read_source(root)
+    if not allow_dirty:
+        check_committed(source, root)
+    asset = asset_hash(root)
+    if (now := read_source(root)) != source:
+        raise CommandError(
+            f"what the builds are made of has changed while it was read: it was {_named(source)}, and is {_named(now)}",
+            hint="Wait until nobody changes this checkout, then run this again.",
+        )
+    return Checkout(source=source, asset=asset)
+
+
+def asset_hash(root: Path = ROOT) -> str:
+    """What the CDK calls the archive of the builds' source, as it lies here: a hash of all files in it."""
+    from switchyard.nodejs import use_packaged_node
+
+    use_packaged_node()
+    import aws_cdk as cdk
+
+    return cdk.FileSystem.fingerprint(str(root), exclude=list(ASSET_EXCLUDE), ignore_mode=cdk.IgnoreMode.GIT)
+
+
+def _named(source: ReleaseSource) -> str:
+    return f"commit {source.commit[:12]}{' with changes' if source.dirty else ''}"
 
 
 def read_source(root: Path = ROOT) -> ReleaseSource:

@@ -106,6 +106,15 @@ def test_a_stream_ends_with_done_and_an_error_in_it_is_told():
     assert caught.value.code is ExitCode.REFUSED
 
 
+@pytest.mark.parametrize(
+    "data", [b"<html>", b"7", b"[1]", b'"error"', b"null", b"[" * 100_000], ids=lambda data: repr(data[:9])
+)
+def test_a_stream_of_something_else_is_told(data):
+    with pytest.raises(CommandError, match="not a JSON object; is it a Switchyard server") as caught:
+        list(Script((200, b"data: " + data + b"\n\n")).client().stream_chat([]))
+    assert len(caught.value.message) < 200
+
+
 @pytest.mark.parametrize("url", ["localhost", "ftp://x", "http://", "http://a:b", ""])
 def test_addresses_are_checked(url):
     with pytest.raises(CommandError) as caught:

@@ -170,8 +170,9 @@ def clean(ecr, **options):
 def test_critical_findings_are_refused_unless_they_are_accepted(ecr, capsys):
     for _ in range(2):
         ecr.stubber.add_response("describe_image_scan_findings", scanned("COMPLETE", CRITICAL=1, LOW=3))
-    with pytest.raises(CommandError, match="has 1 critical findings: CVE-2026-1"):
+    with pytest.raises(CommandError, match="has 1 critical findings: CVE-2026-1") as caught:
         clean(ecr)
+    assert "switchyard release build --allow-critical" in caught.value.hint
     clean(ecr, allow_critical=True)
     assert "ECR's scan found 1 critical, 3 low" in capsys.readouterr().out
 

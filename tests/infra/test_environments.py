@@ -277,6 +277,11 @@ ENVIRONMENTS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"images": {"account": "111122223333", "repository": "a"}, "builds": {"images": ["cpu"]}},
         "images are built here, but endpoints pull from account 111122223333",
     ),
+    "images that others run, deleted with the environment": (
+        {"images": {"pull_accounts": ["444455556666", "777788889999"]}},
+        "images: pull_accounts has 444455556666, 777788889999, and removal_policy is 'destroy', which would delete the "
+        "images that those accounts run, and their key; set removal_policy to 'retain', or remove pull_accounts",
+    ),
     "days that CloudWatch does not offer": (
         {"log_retention_days": 10},
         "CloudWatch cannot keep logs for 10 days; use one of 1, 3, 5, 7, 14, 30",
@@ -474,6 +479,20 @@ def test_production_outlives_its_stacks_and_builds_nothing() -> None:
     assert prod.account is not None
     assert prod.builds.images == ()
     assert prod.account in load_environment("staging").images.pull_accounts
+
+
+@pytest.mark.parametrize("name", environment_names())
+def test_registries_that_ours_pull_from_outlive_their_environments(name: str) -> None:
+    account = load_environment(name).images.account
+    for owner in map(load_environment, environment_names()):
+        if account is not None and owner.account == account:
+            assert owner.removal_policy == "retain", owner.name
+
+
+def test_who_keeps_images_may_share_them_and_who_shares_none_may_destroy() -> None:
+    shared = environment(images={"pull_accounts": ["444455556666"]}, removal_policy="retain")
+    assert shared.images.pull_accounts == ("444455556666",)
+    assert environment(images={"pull_accounts": []}).removal_policy == "destroy"
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,11 @@ from constructs import IConstruct
 
 from environment_assemblies import NAMES, app_of, of_type, only, our_templates, ours, stacks_of, templates_of
 from stacks.environment_stack import RETENTION
+from switchyard.cdk import Cdk
 from switchyard.environment import LOG_RETENTION_DAYS, Environment, load_environment, parse_environment
+from switchyard.releases.builds import asset_of
 from switchyard.releases.manifest import Release, load_release, parse_release
+from switchyard.releases.source import asset_hash
 
 # Where AWS has no resource to name, or names it only after it was made. Everything else is named.
 STAR_RESOURCES = {
@@ -247,6 +250,13 @@ def test_what_callers_read() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_the_command_line_knows_what_is_declared(name: str) -> None:
+    assembly = ours(name).synth()
+    declared = Cdk(environment=name, release="sample", assembly=Path(assembly.directory)).declared()
+    assert declared == {stack.stack_name for stack in assembly.stacks}
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_looked_up(name: str) -> None:
     assert "missing" not in manifest_of(ours(name))
 
@@ -338,6 +348,26 @@ def test_production_pulls_what_staging_built() -> None:
     repository = only(our_templates("staging")["Build"], "AWS::ECR::Repository")
     assert repository["RepositoryName"] == "switchyard"
     assert "444455556666" in text(repository["RepositoryPolicyText"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_projects_build_what_the_commands_take_this_checkout_for(name: str) -> None:
+    projects = of_type(our_templates(name)["Build"], "AWS::CodeBuild::Project")
+    assert projects
+    for project in projects:
+        location = project["Source"]["Location"]
+        whole = location if isinstance(location, str) else "".join(map(str, location["Fn::Join"][1]))
+        assert asset_of({"source": {"location": whole}}) == asset_hash()
+
+
+def test_what_production_pulls_outlives_staging() -> None:
+    templates = our_templates("staging")
+    kept = (("Build", "AWS::ECR::Repository"), ("Artifacts", "AWS::KMS::Key"))
+    for part, kind in kept:
+        (resource,) = [each for each in templates[part]["Resources"].values() if each["Type"] == kind]
+        assert resource["DeletionPolicy"] == resource["UpdateReplacePolicy"] == "Retain"
+        assert not resource["Properties"].get("EmptyOnDelete")
+    assert all(stack.termination_protection for stack in stacks_of(ours("staging")))
 
 
 def test_chat_is_the_published_container() -> None:

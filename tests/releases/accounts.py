@@ -5,9 +5,11 @@ Their buildspecs end in the same exports as those of ``images/``, and wait for a
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import uuid
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from switchyard.releases.bases import Bases, load_bases
 from switchyard.releases.build import Order
 from switchyard.releases.manifest import ReleaseSource
 from switchyard.releases.plan import plan_for
+from switchyard.releases.source import Checkout, asset_hash
 from switchyard_localcloud import LocalCloud
 
 DLC = "763104351884.dkr.ecr.us-east-1.amazonaws.com/llama-cpp"
@@ -62,8 +65,8 @@ class Account:
         )
         self.client("ecr").create_repository(repositoryName=REPOSITORY)
         self._role = self._make_role()
-        self.make_project("ModelProjectGemma3270m", "model", MODEL="gemma-3-270m")
-        self.make_project("ImageProjectCpu", "image")
+        self.asset = asset_hash()
+        self.deploy_source(self.asset)
         self._declare()
 
     def close(self) -> None:
@@ -107,7 +110,8 @@ class Account:
 
     def order(self, **changes: Any) -> Order:
         environment = self.environment()
-        given = {"plan": plan_for(environment), "bases": self.bases(), "source": SOURCE, **changes}
+        checkout = Checkout(source=changes.pop("source", SOURCE), asset=self.asset)
+        given = {"plan": plan_for(environment), "bases": self.bases(), "checkout": checkout, **changes}
         return Order(environment=environment, bucket=self.bucket, **given)
 
     def builds(self, output: str) -> list[dict[str, Any]]:
@@ -116,6 +120,16 @@ class Account:
         ids = client.list_builds_for_project(projectName=self.projects[output], sortOrder="ASCENDING")["ids"]
         found = client.batch_get_builds(ids=ids)["builds"] if ids else []
         return sorted(found, key=lambda build: ids.index(build["id"]))
+
+    def deploy_source(self, asset: str) -> None:
+        """Have the projects build from this source, as a deployment by some checkout does."""
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr("README.md", asset)
+        self._source = f"{self.bucket}/sources/{asset}.zip"
+        self.client("s3").put_object(Bucket=self.bucket, Key=f"sources/{asset}.zip", Body=archive.getvalue())
+        self.make_project("ModelProjectGemma3270m", "model", MODEL="gemma-3-270m")
+        self.make_project("ImageProjectCpu", "image")
 
     def make_project(self, output: str, what: str, **variables: str) -> None:
         """A project; one that is there gets the variables too, and with them another outcome."""
@@ -148,7 +162,7 @@ class Account:
             make = self.client("codebuild").update_project
         make(
             name=name,
-            source={"type": "NO_SOURCE", "buildspec": spec},
+            source={"type": "S3", "location": self._source, "buildspec": spec},
             artifacts={"type": "NO_ARTIFACTS"},
             environment={
                 "type": "LINUX_CONTAINER",

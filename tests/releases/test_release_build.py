@@ -16,10 +16,13 @@ import pytest
 from accounts import REPOSITORY, SOURCE, Account
 
 from switchyard.aws import Aws
-from switchyard.exit_codes import CommandError
+from switchyard.exit_codes import CommandError, ExitCode
+from switchyard.releases import builds, local_builds
 from switchyard.releases.build import build_release, matching_release, prompt_versions
+from switchyard.releases.builds import KEY_VARIABLE, WantedBuild, asset_of, run_builds
 from switchyard.releases.checks import State, findings
-from switchyard.releases.manifest import ReleaseSource, load_release
+from switchyard.releases.difference import changes
+from switchyard.releases.manifest import ReleaseSource, content_id, load_release
 from switchyard.releases.plan import plan_for
 from switchyard_constructs.hardware import Hardware
 
@@ -292,9 +295,8 @@ def test_a_build_that_exports_too_little_is_refused(aws: Aws, account: Account, 
     order = account.order()
     definition = account.client("codebuild").batch_get_projects(names=[account.projects[IMAGE]])["projects"][0]
     spec = definition["source"]["buildspec"].replace("IMAGE_SBOM_KEY, ", "")
-    account.client("codebuild").update_project(
-        name=account.projects[IMAGE], source={"type": "NO_SOURCE", "buildspec": spec}
-    )
+    source = {**definition["source"], "buildspec": spec}
+    account.client("codebuild").update_project(name=account.projects[IMAGE], source=source)
     with pytest.raises(CommandError, match="did not export IMAGE_SBOM_KEY"):
         build_release(aws, dataclasses.replace(order), heard, folder=tmp_path / "releases", poll_s=0.05)
 
@@ -309,6 +311,94 @@ def test_on_this_machine_the_same_release_is_built(aws: Aws, account: Account, h
         build_release(aws, account.order(), heard, here=True, folder=tmp_path / "broken")
     assert "\n  the compiler says no\n" in failed.value.message
     assert not (tmp_path / "broken").exists()
+
+
+OTHER = "d" * 64
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_projects_of_another_checkout_are_refused_before_anything_is_built(
+    aws: Aws, account: Account, heard: Heard, tmp_path: Path, here: bool
+) -> None:
+    """A stashed tree that was deployed, a commit that came in between, another operator: the source is another."""
+    account.deploy_source(OTHER)
+    with pytest.raises(CommandError, match="has other source than model gemma-3-270m is to be built from") as refused:
+        build_release(aws, account.order(), heard, here=here, folder=tmp_path / "releases", poll_s=0.05)
+    assert f"{OTHER}, not {account.asset}" in refused.value.message
+    assert refused.value.code is ExitCode.REFUSED
+    assert "--no-stacks" in (refused.value.hint or "")
+    assert (account.builds(MODEL), account.builds(IMAGE)) == ([], [])
+    assert heard.lines == []
+    assert not (tmp_path / "releases").exists()
+
+
+def test_a_deployment_between_the_look_and_the_start_is_refused(
+    aws: Aws, account: Account, heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build has our key then, and other source: neither this run nor the next may take it for ours."""
+    honest = builds.build_key
+
+    def late(definition: Any, wanted: builds.WantedBuild) -> str:
+        key = honest(definition, wanted)
+        account.deploy_source(OTHER)
+        return key
+
+    monkeypatch.setattr(builds, "build_key", late)
+    revision = (("SOURCE_REVISION", SOURCE.commit),)
+    first = WantedBuild(label="image cpu", project=account.projects[IMAGE], variables=revision, asset=account.asset)
+    with pytest.raises(CommandError, match=f"the build ImageProjectCpu.* has other source.*: {OTHER}, not"):
+        run_builds(aws, [first], heard, poll_s=0.05)
+    assert any("goes on in CodeBuild" in each for each in heard.notes)
+    monkeypatch.undo()
+    account.deploy_source(account.asset)
+    deadline = time.monotonic() + 60
+    while account.builds(IMAGE)[0]["buildStatus"] == "IN_PROGRESS":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    release, _ = make(aws, account, heard, tmp_path / "releases")
+    assert release.source == SOURCE
+    assert [asset_of(each) for each in account.builds(IMAGE)] == [OTHER, account.asset]
+
+
+def test_a_checkout_that_changed_is_not_built_here_under_the_tag_of_what_was_deployed(
+    aws: Aws, account: Account, heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_builds, "asset_hash", lambda _root: OTHER)
+    with pytest.raises(CommandError, match=r"this checkout, .*, has other source than model gemma") as refused:
+        build_release(aws, account.order(), heard, here=True, folder=tmp_path / "releases")
+    assert f"{OTHER}, not {account.asset}" in refused.value.message
+    assert heard.lines == []
+    assert not (tmp_path / "releases").exists()
+
+
+def test_accepted_critical_findings_reach_the_build_its_key_and_the_release(
+    aws: Aws, account: Account, heard: Heard, tmp_path: Path
+) -> None:
+    accepted, _ = make(aws, account, heard, tmp_path / "releases", allow_critical=True)
+    plain, _ = make(aws, account, heard, tmp_path / "releases")
+    first, second = (variables(build) for build in account.builds(IMAGE))
+    assert first["IMAGE_FLAGS"] == "--allow-critical"
+    assert "IMAGE_FLAGS" not in second
+    assert first[KEY_VARIABLE] != second[KEY_VARIABLE]
+    assert len(account.builds(MODEL)) == 1
+    facts = [release.image("decision", Hardware.CPU).build for release in (accepted, plain)]
+    assert [each.critical_accepted for each in facts if each] == [True, False]
+    assert [(each.what, each.after) for each in changes(plain, accepted)] == [("build.critical_accepted", "true")]
+    # What is shown of either has its id.
+    for release in (accepted, plain):
+        assert content_id(release.model_dump(mode="json")) == release.id
+
+
+def variables(build: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in build["environment"]["environmentVariables"]}
+
+
+def test_the_commands_hand_the_flag_on(account: Account, tmp_path: Path) -> None:
+    done = command(account, tmp_path / "releases", "--allow-critical")
+    said, _ = done.communicate(timeout=120)
+    assert done.returncode == 0
+    assert "critical findings accepted" in " ".join(said.split())
+    assert [variables(each)["IMAGE_FLAGS"] for each in account.builds(IMAGE)] == ["--allow-critical"]
 
 
 def test_a_build_on_this_machine_ends_with_the_command(account: Account, tmp_path: Path) -> None:

@@ -9,9 +9,14 @@ import jsonschema_rs
 import pytest
 from test_release_manifest import content
 
+from switchyard import deployment
 from switchyard.cli import run
-from switchyard.exit_codes import ExitCode
-from switchyard.releases.manifest import Release, sealed, write_release
+from switchyard.commands import release, up
+from switchyard.exit_codes import CommandError, ExitCode
+from switchyard.releases import source
+from switchyard.releases.build import Order
+from switchyard.releases.manifest import Release, ReleaseSource, sealed, write_release
+from switchyard.releases.source import Checkout
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,6 +66,48 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 def test_refused_before_anything_is_asked(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words) == ExitCode.USAGE
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["release", "build"], ["release", "build", "--local"], ["up"]])
+def test_what_is_not_committed_is_refused_before_anything_is_deployed(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once deployed, it would be what the projects build, whatever is committed then."""
+    done = []
+    monkeypatch.setattr(deployment, "prepare", lambda *_given: done.append("prepared"))
+    monkeypatch.setattr(source, "changes", lambda _root: ["runtime/server.py"])
+    assert run(words) == ExitCode.USAGE
+    assert "changes that no commit has:\n- runtime/server.py" in capsys.readouterr().err
+    assert done == []
+
+
+@pytest.mark.parametrize("words", [["release", "build"], ["up"]])
+def test_a_commit_while_the_stacks_are_deployed_is_not_the_release_s(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is built is what was read first; a deployment of anything later is refused by its source."""
+    read = Checkout(source=ReleaseSource(commit="1" * 40, dirty=False), asset="a" * 64)
+    later = Checkout(source=ReleaseSource(commit="2" * 40, dirty=False), asset="b" * 64)
+    now = [read]
+    ordered = []
+
+    def prepare(*_given: object) -> str:
+        now[0] = later
+        return "bucket"
+
+    def build(_aws: object, order: Order, *_given: object, **_options: object) -> None:
+        ordered.append(order)
+        raise CommandError("far enough")
+
+    for module in (release, up):
+        monkeypatch.setattr(module, "read_checkout", lambda **_given: now[0])
+    monkeypatch.setattr(up, "read_source", lambda: now[0].source)
+    monkeypatch.setattr(deployment, "prepare", prepare)
+    monkeypatch.setattr(release, "build_release", build)
+    assert run([*words, "--allow-critical"]) == ExitCode.FAILED
+    (order,) = ordered
+    assert order.checkout == read
+    assert order.allow_critical
 
 
 def test_the_published_schema_takes_what_is_written_and_refuses_a_tag(two: tuple[Path, Path]) -> None:

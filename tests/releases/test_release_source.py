@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from switchyard.exit_codes import CommandError, ExitCode
+from switchyard.releases import source
 from switchyard.releases.local_builds import stage
-from switchyard.releases.source import changes, check_committed, input_files, read_source
+from switchyard.releases.source import asset_hash, changes, check_committed, input_files, read_checkout, read_source
 
 
 @pytest.fixture
@@ -75,6 +76,34 @@ def test_a_build_here_gets_what_git_knows_as_it_lies_there(
     assert input_files(clone) == ["images/cpu.Dockerfile", "runtime/server.py"]
     assert sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()) == input_files(clone)
     assert (target / "runtime" / "server.py").read_text() == "changed"
+
+
+def test_a_checkout_is_its_commit_and_what_lies_there(clone: Path) -> None:
+    first = read_checkout(clone)
+    assert (first.source, first.asset) == (read_source(clone), asset_hash(clone))
+    write(clone, "docs/note.md", "of no matter")
+    assert read_checkout(clone) == first
+    write(clone, "runtime/server.py", "changed")
+    with pytest.raises(CommandError, match=r"changes that no commit has:\n- runtime/server\.py$"):
+        read_checkout(clone)
+    changed = read_checkout(clone, allow_dirty=True)
+    assert changed.source == first.source.model_copy(update={"dirty": True})
+    assert changed.asset != first.asset
+    commit(clone, "the server")
+    committed = read_checkout(clone)
+    assert committed.asset == changed.asset
+    assert committed.source.commit != first.source.commit
+
+
+def test_a_checkout_that_changes_while_it_is_read_is_refused(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hashed(root: Path) -> str:
+        write(root, "runtime/server.py", "changed")
+        return asset_hash(root)
+
+    monkeypatch.setattr(source, "asset_hash", hashed)
+    commit_now = read_source(clone).commit[:12]
+    with pytest.raises(CommandError, match=f"was commit {commit_now}, and is commit {commit_now} with changes"):
+        read_checkout(clone)
 
 
 def test_what_is_no_clone_is_refused(tmp_path: Path) -> None:
