@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -318,6 +321,22 @@ def test_a_choice_that_ends_its_generation_ends_the_prompts_of_the_others(tmp_pa
         assert engine.counters.active_generations == 0
     finally:
         engine.close(timeout_s=0)
+
+
+FULL = os.environ.get("SWITCHYARD_FUZZ") == "full"
+
+
+@pytest.mark.timeout(3600 if FULL else 300)
+def test_fuzz_random_schemas_do_nothing_that_none_may(tmp_path: Path) -> None:
+    """In a process of its own, which a schema that gets through might end."""
+    model = tiny_models.write("llama", tmp_path / "llama.gguf")
+    first, count = (random.randrange(10**9), 100_000) if FULL else (0, 3000)
+    script = str(Path(tiny_models.__file__).with_name("random_schemas.py"))
+    ran = subprocess.run([sys.executable, script, str(model), str(first), str(count)], capture_output=True, text=True)
+    assert ran.returncode == 0, f"seed {ran.stderr[-600:]}"
+    counts = json.loads(ran.stdout)
+    assert sum(counts.values()) == count
+    assert min(counts.values()) > count / 50, counts
 
 
 SEEDS = [0, 1, 2**31, 2**32 - 2, 2**32 - 1, 2**32, 2**32 + 1, 2**33 - 1, 2**40 - 1, 2**63 - 1]
