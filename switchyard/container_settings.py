@@ -5,7 +5,6 @@ The server reads them when its container starts, on the other side of a deployme
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,9 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from switchyard_runtime.settings import PREFIX, Settings
-
-_LONGEST_SHOWN = 80
+from switchyard_runtime.settings import PREFIX, Settings, instead_of, shown
 
 
 class _GivenOnly(Settings):
@@ -41,8 +38,12 @@ def setting_faults(variables: Mapping[str, str]) -> Iterator[str]:
         name.removeprefix(PREFIX).lower(): value for name, value in variables.items() if name.startswith(PREFIX)
     }
     unknown = given.keys() - Settings.model_fields.keys()
+    known = [_variable(name) for name in Settings.model_fields]
     for name in sorted(unknown):
-        yield f"environment has {_variable(name)}, which is no setting of the server; {_instead(name)}"
+        yield (
+            f"environment has {_variable(name)}, which is no setting of the server; "
+            f"{instead_of(_variable(name), known, 'remove it')}"
+        )
     try:
         _GivenOnly(**{name: value for name, value in given.items() if name not in unknown})
     except ValidationError as error:
@@ -54,16 +55,8 @@ def _variable(setting: str) -> str:
     return PREFIX + setting.upper()
 
 
-def _instead(unknown: str) -> str:
-    # Without the prefix, which would make any two names alike.
-    close = difflib.get_close_matches(unknown, Settings.model_fields, n=1)
-    return f"did you mean {_variable(close[0])}?" if close else "remove it; docs/reference/settings.md has all settings"
-
-
 def _said(fault: ErrorDetails) -> str:
     said = fault["msg"].removeprefix("Value error, ")
     if not fault["loc"]:
         return f"environment: {said}"
-    shown = repr(fault["input"])
-    shown = shown if len(shown) <= _LONGEST_SHOWN else shown[: _LONGEST_SHOWN - 3] + "..."
-    return f"environment has {_variable(str(fault['loc'][0]))} = {shown}: {said}"
+    return f"environment has {_variable(str(fault['loc'][0]))} = {shown(fault['input'])}: {said}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from switchyard.container_settings import setting_faults
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.faults import sentences
 from switchyard.releases.manifest import Release
-from switchyard.strict import Listed, Strict
+from switchyard.strict import Listed, Strict, read_toml
 from switchyard_constructs.container_variables import (
     PORT_NAMES,
     decision_port_faults,
@@ -616,17 +615,13 @@ def load_environment(name: str = DEFAULT, *, folder: Path = FOLDER) -> Environme
         CommandError: There is no such file, it is not TOML, or its content is refused.
     """
     path = folder / f"{name}.toml"
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not path.exists():
         raise CommandError(
             f"there is no environment {name!r}: {path} does not exist",
             code=ExitCode.USAGE,
             hint=f"Known environments: {', '.join(environment_names(folder)) or 'none'}.",
-        ) from error
-    # Not TOML, not UTF-8, a number with more digits than Python reads, or lists too deep.
-    except (OSError, ValueError, RecursionError) as error:
-        raise CommandError(f"cannot read the environment file {path}: {error}", code=ExitCode.USAGE) from error
+        )
+    data = read_toml(path, what="the environment file", code=ExitCode.USAGE)
     return parse_environment(data, name=name, source=str(path))
 
 

@@ -271,7 +271,7 @@ def _check_names(environment: Mapping[str, str]) -> None:
     settings = {PREFIX + name.upper() for name in Settings.model_fields}
     known = sorted(settings | OTHER_VARIABLES)
     unknown = [
-        f"{_legible(name)} is no variable of Switchyard: {_instead(name.upper(), known, 'unset it')}"
+        f"{_legible(name)} is no variable of Switchyard: {instead_of(name.upper(), known, 'unset it')}"
         for name, value in sorted(environment.items())
         # As pydantic reads settings in any case, but everything else is read in this one only.
         if name.upper().startswith(PREFIX) and name.upper() not in settings and name not in OTHER_VARIABLES
@@ -287,27 +287,27 @@ def _is_service_link(name: str, value: str) -> bool:
 
 def _entries(config: Path) -> dict[str, Any]:
     """What the file says, by the names of settings, and every value of its setting's very type."""
-    shown = _legible(str(config))
+    where = _legible(str(config))
     try:
         written = tomllib.loads(config.read_bytes().decode())
     except FileNotFoundError as error:
-        raise SettingsError(f"the settings file {shown} does not exist") from error
+        raise SettingsError(f"the settings file {where} does not exist") from error
     except OSError as error:
-        raise SettingsError(f"the settings file {shown} cannot be read: {error.strerror or error}") from error
+        raise SettingsError(f"the settings file {where} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise SettingsError(
-            f"the settings file {shown} is not UTF-8: byte {error.start + 1} is 0x{error.object[error.start]:02x}; "
+            f"the settings file {where} is not UTF-8: byte {error.start + 1} is 0x{error.object[error.start]:02x}; "
             "save it in UTF-8"
         ) from error
     except (ValueError, RecursionError) as error:
         # ValueError: also a number too long for Python. RecursionError: tomllib descends without a limit.
-        raise SettingsError(f"the settings file {shown} is not TOML: {error}") from error
+        raise SettingsError(f"the settings file {where} is not TOML: {error}") from error
     entries = InitSettingsSource(Settings, written)()
     faults = list(_file_faults(entries))
     if len(entries) < len(written):
         faults.append("it names a setting twice, in capitals and in small letters; keep one")
     if faults:
-        raise SettingsError(f"the settings file {shown} is wrong: {'; '.join(faults)}")
+        raise SettingsError(f"the settings file {where} is wrong: {'; '.join(faults)}")
     return entries
 
 
@@ -316,7 +316,7 @@ def _file_faults(entries: Mapping[str, Any]) -> Iterator[str]:
     for name, value in entries.items():
         field = Settings.model_fields.get(name)
         if field is None:
-            instead = _instead(name, Settings.model_fields, "remove it")
+            instead = instead_of(name, Settings.model_fields, "remove it")
             yield f"{_legible(name)} is no setting: {instead}"
             continue
         annotation: Any = field.annotation
@@ -329,15 +329,16 @@ def _file_faults(entries: Mapping[str, Any]) -> Iterator[str]:
 def _told(fault: ErrorDetails, name: str = "") -> str:
     """One fault: the setting, what is wrong with it, and the value."""
     where = name or ".".join(map(str, fault["loc"])) or "settings"
-    return f"{where}: {fault['msg'].removeprefix('Value error, ')} (given: {_shown(fault['input'])})"
+    return f"{where}: {fault['msg'].removeprefix('Value error, ')} (given: {shown(fault['input'])})"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A setting's value for a message."""
     text = "several settings" if isinstance(value, dict) else repr(value)
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
 
 
-def _instead(name: str, known: Iterable[str], otherwise: str) -> str:
+def instead_of(name: str, known: Iterable[str], otherwise: str) -> str:
     """What to write in place of an unknown name."""
     # Without our prefix, which alone would make any two names alike.
     names = {each.removeprefix(PREFIX): each for each in known}

@@ -17,7 +17,7 @@ from switchyard import console, deployment
 from switchyard.aws import Aws
 from switchyard.build_log import build_log
 from switchyard.cdk import Cdk
-from switchyard.environment import DEFAULT, Environment, load_environment
+from switchyard.environment import DEFAULT, load_environment
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.models.storage import human_size
 from switchyard.releases.bases import FILE, load_bases
@@ -25,8 +25,8 @@ from switchyard.releases.build import Order, build_release
 from switchyard.releases.checks import Finding, State, findings
 from switchyard.releases.difference import Change, changes
 from switchyard.releases.manifest import FOLDER, SAMPLE, Release, load_release, release_names
-from switchyard.releases.plan import Plan, plan_for
-from switchyard.releases.source import Checkout, read_checkout
+from switchyard.releases.plan import plan_for
+from switchyard.releases.source import read_checkout
 from switchyard_constructs.hardware import Hardware
 
 app = typer.Typer(no_args_is_help=True, help="What is deployed: build it, look at it, compare it, check it.")
@@ -75,41 +75,6 @@ def build(
         bucket = deployment.prepare(aws, environment, cdk, step)
     else:
         bucket = deployment.artifact_bucket(aws, environment)
-    release, path = make(
-        aws,
-        environment,
-        plan,
-        checkout=checkout,
-        bucket=bucket,
-        bases=bases,
-        here=local,
-        allow_critical=allow_critical,
-        note=note,
-        to=to,
-    )
-    console.out.print(contents(release))
-    console.out.print(Text(f"written to {path}"), soft_wrap=True)
-    console.note(f"next: commit it; switchyard up --env {env} --release {release.id}")
-
-
-def make(
-    aws: Aws,
-    environment: Environment,
-    plan: Plan,
-    *,
-    checkout: Checkout,
-    bucket: str,
-    bases: Path,
-    here: bool,
-    allow_critical: bool = False,
-    note: str | None = None,
-    to: Path = FOLDER,
-) -> tuple[Release, Path]:
-    """Build a release and show the builds while they run.
-
-    Raises:
-        CommandError: The projects have other source than the checkout, a build failed, or what it made is not there.
-    """
     order = Order(
         environment=environment,
         bucket=bucket,
@@ -119,9 +84,21 @@ def make(
         note=note,
         allow_critical=allow_critical,
     )
+    release, path = make(aws, order, here=local, to=to)
+    console.out.print(contents(release))
+    console.out.print(Text(f"written to {path}"), soft_wrap=True)
+    console.note(f"next: commit it; switchyard up --env {env} --release {release.id}")
+
+
+def make(aws: Aws, order: Order, *, here: bool, to: Path = FOLDER) -> tuple[Release, Path]:
+    """Build a release and show the builds while they run.
+
+    Raises:
+        CommandError: The projects have other source than the checkout, a build failed, or what it made is not there.
+    """
     where = "on this machine" if here else "in CodeBuild"
-    parts = [*sorted(set(plan.models.values())), *(f"the image for {each.value}" for each in plan.images)]
-    step(f"{', '.join(parts)}: built {where}, from commit {checkout.source.commit[:12]}")
+    parts = [*sorted(set(order.plan.models.values())), *(f"the image for {each.value}" for each in order.plan.images)]
+    step(f"{', '.join(parts)}: built {where}, from commit {order.checkout.source.commit[:12]}")
     with build_log() as log:
         return build_release(aws, order, log, here=here, folder=to, say=console.note)
 

@@ -22,7 +22,7 @@ from switchyard.endpoint_client import EndpointClient
 from switchyard.environment import DEFAULT, Environment, load_environment
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.releases.bases import FILE, load_bases
-from switchyard.releases.build import matching_release
+from switchyard.releases.build import Order, matching_release
 from switchyard.releases.manifest import FOLDER, SAMPLE, Release, load_release
 from switchyard.releases.plan import Plan, plan_for
 from switchyard.releases.source import read_checkout, read_source
@@ -119,17 +119,15 @@ def _built(
     checkout = read_checkout(allow_dirty=allow_dirty)
     cdk = Cdk(environment=environment.name, release=SAMPLE, bases=bases.resolve())
     bucket = deployment.prepare(aws, environment, cdk, step)
-    made, path = make(
-        aws,
-        environment,
-        plan,
-        checkout=checkout,
+    order = Order(
+        environment=environment,
         bucket=bucket,
-        bases=bases,
-        here=False,
+        plan=plan,
+        bases=load_bases(bases),
+        checkout=checkout,
         allow_critical=allow_critical,
-        to=folder,
     )
+    made, path = make(aws, order, here=False, to=folder)
     console.note(f"release {made.id} is written to {path}{'; commit it' if folder == FOLDER else ''}")
     return made
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,7 +16,7 @@ from pydantic import Field, HttpUrl, ValidationError, model_validator
 
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.faults import sentences
-from switchyard.strict import FolderPath, Listed, Strict
+from switchyard.strict import FolderPath, Listed, Strict, read_toml
 
 DATA = Path(__file__).parent.parent / "data"
 MODELS = DATA / "models"
@@ -216,13 +215,11 @@ def read_entry(path: Path) -> CatalogueEntry:
     Raises:
         CommandError: The file cannot be read, is not TOML, or breaks the schema; the message names file and field.
     """
+    written = read_toml(path, what="the catalogue file", code=ExitCode.MODEL)
     try:
-        entry = CatalogueEntry.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        entry = CatalogueEntry.model_validate(written)
     except ValidationError as error:
         raise CommandError(f"the catalogue file {path} is wrong:\n{sentences(error)}", code=ExitCode.MODEL) from error
-    # Not TOML, not UTF-8, a number with more digits than Python reads, or lists too deep.
-    except (OSError, ValueError, RecursionError) as error:
-        raise CommandError(f"cannot read the catalogue file {path}: {error}", code=ExitCode.MODEL) from error
     if entry.name != path.stem:
         raise CommandError(f"{path} names its model {entry.name!r}; the file must be called {entry.name}.toml")
     if isinstance(entry.source, LocalFile):

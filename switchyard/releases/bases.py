@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from switchyard.exit_codes import CommandError, ExitCode
 from switchyard.faults import sentences
 from switchyard.releases.manifest import ReleasedImage
+from switchyard.strict import read_toml
 from switchyard_constructs.hardware import Hardware
 
 FILE = Path(__file__).resolve().parents[2] / "images" / "bases.toml"
@@ -25,15 +25,13 @@ def load_bases(path: Path = FILE) -> Bases:
     Raises:
         CommandError: The file cannot be read, is not TOML, or breaks the schema; the message names every fault.
     """
+    written = read_toml(path, what="the file of base images", code=ExitCode.USAGE)
     try:
-        return _BASES.validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
+        return _BASES.validate_python(written)
     except ValidationError as error:
         raise CommandError(
             f"the file of base images {path} is refused:\n{sentences(error)}", code=ExitCode.USAGE
         ) from error
-    # Not TOML, not UTF-8, a number with more digits than Python reads, or lists too deep.
-    except (OSError, ValueError, RecursionError) as error:
-        raise CommandError(f"cannot read the file of base images {path}: {error}", code=ExitCode.USAGE) from error
 
 
 def base_for(bases: Bases, hardware: Hardware) -> ReleasedImage:

@@ -7,13 +7,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from switchyard_runtime.engine.interface import Logits
-from switchyard_runtime.engine.json_output import JsonOutputError
+from switchyard_runtime.engine.json_output import JsonOutputError, problem_of
 from switchyard_runtime.engine.llama import Context, Run
 from switchyard_runtime.engine.meter import Meter
 from switchyard_runtime.engine.prefixes import PrefixStore
 from switchyard_runtime.engine.segments import TILE
 from switchyard_runtime.engine.work import Choice, Generation, Prefill
-from switchyard_runtime.errors import Kind, Problem
 
 KEPT_TOKENS = 32
 """A shorter prompt is evaluated again faster than it is worth keeping."""
@@ -242,7 +241,7 @@ class ChatScheduler:
         except JsonOutputError as error:
             if choice not in self._generating:
                 self._release(choice)
-            generation.fail(schema_problem(error))
+            generation.fail(problem_of(error))
             self.abandon(generation)
             return
         self._meter.counters.generated_tokens += choice.generated - generated
@@ -263,9 +262,3 @@ class ChatScheduler:
         choice.close()
         self._context.clear(choice.sequence)
         self._free.append(choice.sequence)
-
-
-def schema_problem(error: JsonOutputError) -> Problem:
-    """For the caller whose schema it is."""
-    where = "response_format.json_schema.schema"
-    return Problem(Kind.INVALID, f"the answer cannot be held to the JSON schema: {error}", param=where)

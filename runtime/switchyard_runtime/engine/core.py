@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from switchyard_runtime.engine.admission import Admission
-from switchyard_runtime.engine.chats import ChatScheduler, schema_problem
+from switchyard_runtime.engine.chats import ChatScheduler
 from switchyard_runtime.engine.embedder import EmbeddingRun, embed_next
 from switchyard_runtime.engine.fair_queue import FairQueue
 from switchyard_runtime.engine.interface import (
@@ -33,7 +33,7 @@ from switchyard_runtime.engine.interface import (
     ScorePrompt,
     Segment,
 )
-from switchyard_runtime.engine.json_output import JsonOutput, JsonOutputError
+from switchyard_runtime.engine.json_output import JsonOutput, JsonOutputError, problem_of
 from switchyard_runtime.engine.llama import Context, LlamaError
 from switchyard_runtime.engine.meter import Meter
 from switchyard_runtime.engine.prefixes import PrefixStore
@@ -201,7 +201,7 @@ class LlamaEngine:
         try:
             return self._json_output.grammar(schema)
         except JsonOutputError as error:
-            raise schema_problem(error) from error
+            raise problem_of(error) from error
 
     def submit_score(self, job: ScoreJob) -> Future[list[Score]]:
         """See ``interface.Engine``."""

@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from switchyard_runtime.engine.interface import Piece
 from switchyard_runtime.engine.llama import Vocabulary
+from switchyard_runtime.errors import Kind, Problem
 
 LARGEST_SCHEMA = 1 << 17
 """Bytes of a schema as JSON. Compiling one of many properties takes as much time as the square of their number."""
@@ -44,6 +45,12 @@ Allowed = npt.NDArray[np.bool_]
 
 class JsonOutputError(Exception):
     """A schema that cannot be kept, or not any longer; the message says why."""
+
+
+def problem_of(error: JsonOutputError) -> Problem:
+    """For the caller whose schema it is."""
+    where = "response_format.json_schema.schema"
+    return Problem(Kind.INVALID, f"the answer cannot be held to the JSON schema: {error}", param=where)
 
 
 class JsonOutput:
