@@ -1,4 +1,4 @@
-# Every task of this repository. The work is done elsewhere: scripts/, switchyard/, pytest.
+# Every task of this repository. The work is done elsewhere: scripts/, steelyard/, pytest.
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST_ARGS ?=
@@ -15,13 +15,13 @@ setup: ## Make the environment in .venv (fast when nothing changed)
 	@$(PYTHON) scripts/setup_environment.py
 
 run: setup ## Start a local AWS cloud, deploy the dev environment into it, ask its endpoints
-	@$(BIN)/switchyard up --local
+	@$(BIN)/steelyard up --local
 
 down: setup ## Destroy what make run deployed, and stop the local cloud
-	@$(BIN)/switchyard down --local
+	@$(BIN)/steelyard down --local
 
 serve: setup ## Without a cloud: fetch the embedded model, serve it, ask an example decision and a chat
-	@$(BIN)/switchyard demo
+	@$(BIN)/steelyard demo
 
 test: setup check ## Set up, check, and run the test suite
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
@@ -33,8 +33,8 @@ check: setup ## Lint, formatting, types
 	$(BIN)/mypy scripts/*.py
 
 fuzz: setup ## Search for faults: the full number of requests, other examples each time (make test repeats a share)
-	SWITCHYARD_FUZZ=full $(BIN)/python -m pytest -k fuzz $(PYTEST_ARGS)
-	SWITCHYARD_FUZZ=full $(BIN)/python -m pytest -m "hypothesis and not slow" $(PYTEST_ARGS)
+	STEELYARD_FUZZ=full $(BIN)/python -m pytest -k fuzz $(PYTEST_ARGS)
+	STEELYARD_FUZZ=full $(BIN)/python -m pytest -m "hypothesis and not slow" $(PYTEST_ARGS)
 
 bench: setup ## Measure the server's overhead over llama.cpp
 	$(BIN)/python benchmarks/overhead.py

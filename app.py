@@ -10,18 +10,18 @@ import os
 import sys
 from pathlib import Path
 
-from switchyard.nodejs import use_packaged_node
+from steelyard.nodejs import use_packaged_node
 
 use_packaged_node()  # before aws_cdk, which starts Node.js when it is imported
 
 import aws_cdk as cdk  # noqa: E402
 
 from stacks.environment_app import add_environment, pinned_context  # noqa: E402
-from switchyard.environment import DEFAULT, environment_names, load_environment  # noqa: E402
-from switchyard.exit_codes import CommandError  # noqa: E402
-from switchyard.releases.bases import FILE, load_bases  # noqa: E402
-from switchyard.releases.manifest import SAMPLE, load_release  # noqa: E402
-from switchyard_constructs.refusal import Refused  # noqa: E402
+from steelyard.environment import DEFAULT, environment_names, load_environment  # noqa: E402
+from steelyard.exit_codes import CommandError  # noqa: E402
+from steelyard.releases.bases import FILE, load_bases  # noqa: E402
+from steelyard.releases.manifest import SAMPLE, load_release  # noqa: E402
+from steelyard_constructs.refusal import Refused  # noqa: E402
 
 
 def main() -> None:

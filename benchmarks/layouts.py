@@ -34,11 +34,11 @@ import numpy as np
 import numpy.typing as npt
 from rich.progress import Progress
 
-from switchyard import console
-from switchyard.models.catalogue import PackagePart
-from switchyard.models.package_index import wheel_url
-from switchyard.models.storage import cache_folder
-from switchyard.server_process import free_port, running_server
+from steelyard import console
+from steelyard.models.catalogue import PackagePart
+from steelyard.models.package_index import wheel_url
+from steelyard.models.storage import cache_folder
+from steelyard.server_process import free_port, running_server
 
 CASES = PackagePart(
     package="sys1bench",
@@ -225,7 +225,7 @@ def ask(
     body: dict[str, Any] = {"state": cases[0].state, "questions": {case.question_id: case.question for case in cases}}
     if layout != DEFAULT:
         body["x_layout"] = layout
-    response = client.post("/v1/systemone", json=body, headers={"X-Switchyard-Caller": caller})
+    response = client.post("/v1/systemone", json=body, headers={"X-Steelyard-Caller": caller})
     if response.status_code != 200:
         raise SystemExit(f"the server answered {response.status_code}: {response.text[:500]}")
     body = response.json()

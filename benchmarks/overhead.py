@@ -27,14 +27,14 @@ from typing import Any
 
 import httpx
 
-from switchyard_runtime.chat_template import ChatTemplate
-from switchyard_runtime.decision import Option, Question
-from switchyard_runtime.engine import cores
-from switchyard_runtime.engine.llama import Context, ContextShape, Model, Snapshot
-from switchyard_runtime.engine.segments import evaluate
-from switchyard_runtime.scoring import prompt
-from switchyard_runtime.scoring.slots import derive
-from switchyard_runtime.services.prompts import prompt_sha256
+from steelyard_runtime.chat_template import ChatTemplate
+from steelyard_runtime.decision import Option, Question
+from steelyard_runtime.engine import cores
+from steelyard_runtime.engine.llama import Context, ContextShape, Model, Snapshot
+from steelyard_runtime.engine.segments import evaluate
+from steelyard_runtime.scoring import prompt
+from steelyard_runtime.scoring.slots import derive
+from steelyard_runtime.services.prompts import prompt_sha256
 
 WORKLOADS = Path(__file__).parent / "workloads"
 SIZES = (40, 100, 200, 400, 800)
@@ -108,10 +108,10 @@ class Floor:
 @contextmanager
 def serving(model: Path, **settings: object) -> Iterator[httpx.Client]:
     """A server process, ready."""
-    environment = {f"SWITCHYARD_{name.upper()}": str(value) for name, value in settings.items()}
+    environment = {f"STEELYARD_{name.upper()}": str(value) for name, value in settings.items()}
     process = subprocess.Popen(
-        [sys.executable, "-m", "switchyard_runtime.http.serve"],
-        env=os.environ | environment | {"SWITCHYARD_MODEL": str(model), "SWITCHYARD_PORT": "0"},
+        [sys.executable, "-m", "steelyard_runtime.http.serve"],
+        env=os.environ | environment | {"STEELYARD_MODEL": str(model), "STEELYARD_PORT": "0"},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -193,8 +193,8 @@ def evaluated_tokens(client: httpx.Client) -> dict[str, list[int]]:
 
 def embedded_model() -> Path:
     """The embedded model, fetched if need be."""
-    from switchyard.models.catalogue import find
-    from switchyard.models.pull import pull
+    from steelyard.models.catalogue import find
+    from steelyard.models.pull import pull
 
     return pull(find("gemma-3-270m"))
 

@@ -1,4 +1,4 @@
-"""Puts /opt/switchyard together in an image's build stage: the locked packages, the binding, our runtime.
+"""Puts /opt/steelyard together in an image's build stage: the locked packages, the binding, our runtime.
 
 Run by the Dockerfiles with the base's own Python. Only the standard library is there. The result is a function of its
 inputs: no pip, no cache, one time stamp for every file.
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-HOME = Path("/opt/switchyard")
+HOME = Path("/opt/steelyard")
 LIBRARIES = Path("/opt/llama.cpp/bin")
 BINDING = "llama-cpp-python"
 NEEDED = ("libllama.so", "libggml.so", "libggml-base.so")
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def assemble(source: Path, *, build: str, wanted_binding: str, epoch: int) -> None:
-    """Make /opt/switchyard.
+    """Make /opt/steelyard.
 
     Raises:
         BaseImageError: The base is not what the arguments say, or the pair is not in the table.
@@ -52,7 +52,7 @@ def assemble(source: Path, *, build: str, wanted_binding: str, epoch: int) -> No
     check_libraries()
     check_build(build)
     requirement = binding_requirement(source / "runtime", build=build, wanted=wanted_binding)
-    tools = HOME.with_name("switchyard-build")
+    tools = HOME.with_name("steelyard-build")
     run(sys.executable, "-m", "venv", tools)
     pip = [tools / "bin" / "python", "-m", "pip", "--no-cache-dir", "--disable-pip-version-check", "--quiet"]
     locked = ["install", "--require-hashes", "--no-deps", "--only-binary", ":all:", "--no-compile", "--requirement"]
@@ -65,13 +65,13 @@ def assemble(source: Path, *, build: str, wanted_binding: str, epoch: int) -> No
     # The binding looks for libraries in its own folder, and there are those of the base.
     (packages / "llama_cpp" / "lib").symlink_to(LIBRARIES)
     shutil.copytree(
-        source / "runtime" / "switchyard_runtime",
-        packages / "switchyard_runtime",
+        source / "runtime" / "steelyard_runtime",
+        packages / "steelyard_runtime",
         ignore=shutil.ignore_patterns("__pycache__"),
     )
     tidy(packages)
     python = [HOME / "bin" / "python", "-I", "-B"]
-    run(*python, "-m", "switchyard_runtime.engine.abi", environment={"LLAMA_CPP_BUILD": build})
+    run(*python, "-m", "steelyard_runtime.engine.abi", environment={"LLAMA_CPP_BUILD": build})
     set_times(HOME, epoch)
 
 
@@ -117,7 +117,7 @@ def builds_of_base() -> Iterator[str]:
 def binding_requirement(runtime: Path, *, build: str, wanted: str) -> str:
     """The line that makes pip take the right binding, with its hash."""
     sys.path.insert(0, str(runtime))
-    from switchyard_runtime.engine import abi
+    from steelyard_runtime.engine import abi
 
     try:
         pair = abi.binding_for(build)

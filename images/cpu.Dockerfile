@@ -25,21 +25,21 @@ ARG BINDING
 ARG SOURCE_REVISION
 ARG SOURCE_URL
 ARG VERSION
-LABEL org.opencontainers.image.title="switchyard decision server, CPU" \
+LABEL org.opencontainers.image.title="steelyard decision server, CPU" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.source="${SOURCE_URL}" \
       org.opencontainers.image.revision="${SOURCE_REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0 AND MIT" \
       org.opencontainers.image.base.name="${BASE_IMAGE}" \
       org.opencontainers.image.base.digest="${BASE_DIGEST}" \
-      switchyard.llama-cpp="${LLAMA_CPP_BUILD}" \
-      switchyard.llama-cpp-python="${BINDING}"
+      steelyard.llama-cpp="${LLAMA_CPP_BUILD}" \
+      steelyard.llama-cpp-python="${BINDING}"
 # Where SageMaker puts the model, and the address that its health check reaches.
 ENV LLAMA_CPP_BUILD="${LLAMA_CPP_BUILD}" \
-    SWITCHYARD_MODEL=/opt/ml/model \
-    SWITCHYARD_HOST=0.0.0.0
-COPY --from=build /opt/switchyard /opt/switchyard
+    STEELYARD_MODEL=/opt/ml/model \
+    STEELYARD_HOST=0.0.0.0
+COPY --from=build /opt/steelyard /opt/steelyard
 EXPOSE 8080
 # SageMaker appends `serve`.
-ENTRYPOINT ["/opt/switchyard/bin/python", "-I", "-u", "-m", "switchyard_runtime.http.serve"]
+ENTRYPOINT ["/opt/steelyard/bin/python", "-I", "-u", "-m", "steelyard_runtime.http.serve"]
 CMD ["serve"]

@@ -17,8 +17,8 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from switchyard.cli import app
-from switchyard.environment import (
+from steelyard.cli import app
+from steelyard.environment import (
     Alarms,
     Artifacts,
     Budget,
@@ -39,8 +39,8 @@ from switchyard.environment import (
     Scaling,
     Schedule,
 )
-from switchyard.exit_codes import MEANING
-from switchyard.models.catalogue import (
+from steelyard.exit_codes import MEANING
+from steelyard.models.catalogue import (
     S3,
     CatalogueEntry,
     Claims,
@@ -52,9 +52,9 @@ from switchyard.models.catalogue import (
     PythonPackages,
     catalogue,
 )
-from switchyard.models.manifest import ModelManifest
-from switchyard.models.storage import human_size
-from switchyard.releases.manifest import (
+from steelyard.models.manifest import ModelManifest
+from steelyard.models.storage import human_size
+from steelyard.releases.manifest import (
     ImageBuildFacts,
     Part,
     Release,
@@ -64,10 +64,10 @@ from switchyard.releases.manifest import (
     ReleaseSource,
     Sbom,
 )
-from switchyard.setting_flags import environment_name, flag_names, shown_default
-from switchyard_runtime.errors import TABLE
-from switchyard_runtime.http.openapi import document
-from switchyard_runtime.settings import Settings, load_settings
+from steelyard.setting_flags import environment_name, flag_names, shown_default
+from steelyard_runtime.errors import TABLE
+from steelyard_runtime.http.openapi import document
+from steelyard_runtime.settings import Settings, load_settings
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 NOTE = "<!-- Made by `make docs` from {source}. Change that, not this page. -->"
@@ -87,15 +87,15 @@ def settings_page() -> str:
         for name, field in Settings.model_fields.items()
     ]
     text = [
-        "A setting is a flag of `switchyard serve`, an environment variable, or an entry in a TOML file named by",
-        "`--config` or `SWITCHYARD_CONFIG`. Flags win over the environment, the environment over the file, and the",
-        "file over the defaults. `SAGEMAKER_BIND_TO_PORT` also sets the port, where `SWITCHYARD_PORT` does not.",
+        "A setting is a flag of `steelyard serve`, an environment variable, or an entry in a TOML file named by",
+        "`--config` or `STEELYARD_CONFIG`. Flags win over the environment, the environment over the file, and the",
+        "file over the defaults. `SAGEMAKER_BIND_TO_PORT` also sets the port, where `STEELYARD_PORT` does not.",
         "",
-        "A `SWITCHYARD_*` variable or an entry of the file that does not exist stops the start, so that misspelt ones",
+        "A `STEELYARD_*` variable or an entry of the file that does not exist stops the start, so that misspelt ones",
         'are noticed. Values in the file have the type of their setting: `threads = 4`, not `"4"` or `true`.',
     ]
     heads = ["flag", "environment", "in the file", "default", "allowed", "meaning"]
-    return _page("Settings", "runtime/switchyard_runtime/settings.py", "\n".join(text), _table(heads, rows))
+    return _page("Settings", "runtime/steelyard_runtime/settings.py", "\n".join(text), _table(heads, rows))
 
 
 def _limits(field: Any) -> str:
@@ -110,20 +110,20 @@ def _limits(field: Any) -> str:
 def commands_page() -> str:
     """Every command and its flags."""
     sections = []
-    for name, command in _commands(typer.main.get_command(app), "switchyard"):
+    for name, command in _commands(typer.main.get_command(app), "steelyard"):
         help_text = inspect.cleandoc(command.help or "")
         rows = [
             [f"`{_parameter_name(parameter)}`", " ".join(str(parameter.help or "").replace("\\[", "[").split())]
             for parameter in command.params
             if parameter.name != "help"
         ]
-        if name == "switchyard serve":
+        if name == "steelyard serve":
             known = set(Settings.model_fields)
             rows = [row for row, p in zip(rows, command.params, strict=False) if p.name not in known]
             rows.append(["every setting", "See [Settings](settings.md)."])
         sections.append(f"## `{name}`\n\n{help_text}\n\n" + (_table(["", "meaning"], rows) if rows else ""))
     intro = "What each command exits with is in [Exit codes](exit-codes.md)."
-    return _page("Commands", "switchyard/commands", intro, "\n".join(sections))
+    return _page("Commands", "steelyard/commands", intro, "\n".join(sections))
 
 
 def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -173,13 +173,13 @@ def errors_page() -> str:
         ]
     )
     heads = ["kind", "`/invocations`", "System One", "OpenAI", "can be repeated"]
-    return _page("Errors", "runtime/switchyard_runtime/errors.py", intro, _table(heads, rows))
+    return _page("Errors", "runtime/steelyard_runtime/errors.py", intro, _table(heads, rows))
 
 
 def exit_codes_page() -> str:
     """What the command exits with."""
     rows = [[f"`{int(code)}`", code.name.lower(), meaning] for code, meaning in MEANING.items()]
-    return _page("Exit codes", "switchyard/exit_codes.py", "For scripts.", _table(["code", "name", "meaning"], rows))
+    return _page("Exit codes", "steelyard/exit_codes.py", "For scripts.", _table(["code", "name", "meaning"], rows))
 
 
 CATALOGUE_TABLES: dict[str, type[BaseModel]] = {
@@ -219,11 +219,11 @@ def models_page() -> str:
         f"What to know before using them:\n\n{notices}",
         "## A file of the catalogue\n",
         _model_tables(CATALOGUE_TABLES),
-        "## model-manifest.json\n\nWritten by `switchyard model package` and `push` in one form only, because its hash "
+        "## model-manifest.json\n\nWritten by `steelyard model package` and `push` in one form only, because its hash "
         "names the prefix in S3.\n",
         _model_tables({"the manifest": ModelManifest}),
     ]
-    return _page("Models", "models/ and switchyard/models", intro, "\n".join(body))
+    return _page("Models", "models/ and steelyard/models", intro, "\n".join(body))
 
 
 def _origin(entry: CatalogueEntry) -> str:
@@ -268,7 +268,7 @@ def environments_page() -> str:
             "fault.",
         ]
     )
-    return _page("Environments", "switchyard/environment.py", intro, _model_tables(ENVIRONMENT_TABLES))
+    return _page("Environments", "steelyard/environment.py", intro, _model_tables(ENVIRONMENT_TABLES))
 
 
 def releases_page() -> str:
@@ -291,7 +291,7 @@ def releases_page() -> str:
             "[sample.json](../../releases/sample.json) the one of the local cloud.",
         ]
     )
-    return _page("Releases", "switchyard/releases/manifest.py", intro, _model_tables(tables))
+    return _page("Releases", "steelyard/releases/manifest.py", intro, _model_tables(tables))
 
 
 def release_schema() -> str:

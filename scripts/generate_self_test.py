@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-FOLDER = Path(__file__).resolve().parent.parent / "runtime" / "switchyard_runtime" / "engine"
+FOLDER = Path(__file__).resolve().parent.parent / "runtime" / "steelyard_runtime" / "engine"
 Array = npt.NDArray[Any]
 
 TOKENS = [1, 7, 250, 42, 42, 100, 3, 199, 12, 64]
@@ -62,7 +62,7 @@ def draw() -> dict[str, Array]:
 def write_model(path: Path, tensors: dict[str, Array]) -> None:
     """The GGUF file."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("switchyard ABI self-test")
+    writer.add_name("steelyard ABI self-test")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)

@@ -1,7 +1,7 @@
 """Write the lock files: of everything, of what the images carry, of what builds the images' binding.
 
 Called by ``make lock``. The second is a subset of the first, version by version, without llama-cpp-python: an image
-takes the version that fits its base, from ``runtime/switchyard_runtime/engine/abi.toml``.
+takes the version that fits its base, from ``runtime/steelyard_runtime/engine/abi.toml``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
-STAMP = os.path.join(VENV, "switchyard-setup.json")
+STAMP = os.path.join(VENV, "steelyard-setup.json")
 LOCK = os.path.join(ROOT, "requirements.txt")
 PROJECT = os.path.join(ROOT, "pyproject.toml")
 NODE_LOCK = os.path.join(ROOT, "package-lock.json")
@@ -115,7 +115,7 @@ def install(wanted: dict[str, str | None], *, rebuild: bool) -> int:
     run([*pip, "--require-hashes", "-r", LOCK], environment)
     run([*pip, "--quiet", "--no-deps", "--no-build-isolation", "-e", ROOT], environment)
     # The CDK's command line, as package-lock.json has it, on the Node.js that pip has just installed.
-    npm = "from switchyard.nodejs import npm_command; print(chr(10).join(npm_command()))"
+    npm = "from steelyard.nodejs import npm_command; print(chr(10).join(npm_command()))"
     found = subprocess.run([PYTHON, "-c", npm], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603
     node, npm_cli = found.stdout.splitlines()
     run([node, npm_cli, "ci", "--no-audit", "--no-fund", "--silent", "--prefix", ROOT])
@@ -127,7 +127,7 @@ def install(wanted: dict[str, str | None], *, rebuild: bool) -> int:
         os.symlink(target, link)
     with open(STAMP, "w", encoding="utf-8") as file:
         json.dump(wanted, file)
-    say("the environment is ready; the command is .venv/bin/switchyard")
+    say("the environment is ready; the command is .venv/bin/steelyard")
     return 0
 
 

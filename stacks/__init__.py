@@ -1,1 +1,1 @@
-"""The stacks of one environment. They compose the constructs of ``switchyard_constructs`` and do nothing else."""
+"""The stacks of one environment. They compose the constructs of ``steelyard_constructs`` and do nothing else."""

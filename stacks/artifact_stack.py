@@ -6,9 +6,9 @@ import aws_cdk as cdk
 from aws_cdk import aws_kms as kms
 
 from stacks.environment_stack import EnvironmentStack
-from switchyard.environment import CreatedKey, Environment, ExistingKey
-from switchyard_constructs.artifact_store import ArtifactStore
-from switchyard_constructs.environment_key import EnvironmentKey
+from steelyard.environment import CreatedKey, Environment, ExistingKey
+from steelyard_constructs.artifact_store import ArtifactStore
+from steelyard_constructs.environment_key import EnvironmentKey
 
 
 class ArtifactStack(EnvironmentStack):
@@ -44,7 +44,7 @@ class ArtifactStack(EnvironmentStack):
     def _encryption_key(self) -> kms.IKey | None:
         match self.settings.encryption:
             case CreatedKey():
-                description = f"Everything that Switchyard stores in environment {self.settings.name}"
+                description = f"Everything that Steelyard stores in environment {self.settings.name}"
                 return EnvironmentKey(self, "Key", removal_policy=self.removal_policy, description=description).key
             case ExistingKey(key_arn=arn):
                 return kms.Key.from_key_arn(self, "Key", arn)

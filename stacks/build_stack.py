@@ -10,14 +10,14 @@ from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_s3_assets as s3_assets
 
 from stacks.environment_stack import EnvironmentStack
-from switchyard.environment import Environment
-from switchyard.releases.bases import Bases, base_for
-from switchyard.releases.plan import image_project, model_project
-from switchyard.releases.source import ASSET_EXCLUDE
-from switchyard_constructs.hardware import Hardware
-from switchyard_constructs.image_build import ImageBuild
-from switchyard_constructs.image_repository import ImageRepository
-from switchyard_constructs.model_build import ModelBuild
+from steelyard.environment import Environment
+from steelyard.releases.bases import Bases, base_for
+from steelyard.releases.plan import image_project, model_project
+from steelyard.releases.source import ASSET_EXCLUDE
+from steelyard_constructs.hardware import Hardware
+from steelyard_constructs.image_build import ImageBuild
+from steelyard_constructs.image_repository import ImageRepository
+from steelyard_constructs.model_build import ModelBuild
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILDSPECS = ROOT / "images"

@@ -13,18 +13,18 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns
 
 from stacks.environment_stack import TAG_ENDPOINT, TAG_RELEASE, EnvironmentStack
-from switchyard.environment import Endpoint, Environment, ExistingNetwork
-from switchyard.releases.manifest import Release
-from switchyard_constructs.caller_role import CallerRole
-from switchyard_constructs.chat_endpoint import ChatEndpoint, ChatFlags
-from switchyard_constructs.decision_endpoint import DecisionEndpoint
-from switchyard_constructs.endpoint import VARIANT_NAME, EndpointProps
-from switchyard_constructs.endpoint_alarms import EndpointAlarms, Thresholds
-from switchyard_constructs.endpoint_scaling import EndpointScaling, Schedule
-from switchyard_constructs.isolated_network import IsolatedNetwork
-from switchyard_constructs.model_artifact import HubModel
-from switchyard_constructs.release_gate import GatedModel, ReleaseGate
-from switchyard_constructs.rollout import Canary
+from steelyard.environment import Endpoint, Environment, ExistingNetwork
+from steelyard.releases.manifest import Release
+from steelyard_constructs.caller_role import CallerRole
+from steelyard_constructs.chat_endpoint import ChatEndpoint, ChatFlags
+from steelyard_constructs.decision_endpoint import DecisionEndpoint
+from steelyard_constructs.endpoint import VARIANT_NAME, EndpointProps
+from steelyard_constructs.endpoint_alarms import EndpointAlarms, Thresholds
+from steelyard_constructs.endpoint_scaling import EndpointScaling, Schedule
+from steelyard_constructs.isolated_network import IsolatedNetwork
+from steelyard_constructs.model_artifact import HubModel
+from steelyard_constructs.release_gate import GatedModel, ReleaseGate
+from steelyard_constructs.rollout import Canary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ class EndpointStack(EnvironmentStack):
                 gpu_layers=declared.gpu_layers or None,
                 **props,
             )
-        props["environment"] = {"SWITCHYARD_MODEL_ID": model.name, **declared.environment}
+        props["environment"] = {"STEELYARD_MODEL_ID": model.name, **declared.environment}
         return DecisionEndpoint(self, "Endpoint", model=artifact, gpu_layers=declared.gpu_layers, **props)
 
     def _place(self, made: IsolatedNetwork | None) -> tuple[ec2.IVpc | None, ec2.SubnetSelection | None]:

@@ -13,9 +13,9 @@ from stacks.build_stack import BuildStack
 from stacks.endpoint_stack import EndpointStack, Shared
 from stacks.network_stack import NetworkStack
 from stacks.observability_stack import ObservabilityStack
-from switchyard.environment import CreatedNetwork, Environment, check_release
-from switchyard.releases.bases import Bases, load_bases
-from switchyard.releases.manifest import Release
+from steelyard.environment import CreatedNetwork, Environment, check_release
+from steelyard.releases.bases import Bases, load_bases
+from steelyard.releases.manifest import Release
 
 CDK_JSON = Path(__file__).resolve().parent.parent / "cdk.json"
 

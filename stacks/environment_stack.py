@@ -5,11 +5,11 @@ from __future__ import annotations
 import aws_cdk as cdk
 from aws_cdk import aws_logs as logs
 
-from switchyard.environment import Environment
+from steelyard.environment import Environment
 
-TAG_ENVIRONMENT = "switchyard:environment"
-TAG_RELEASE = "switchyard:release"
-TAG_ENDPOINT = "switchyard:endpoint"
+TAG_ENVIRONMENT = "steelyard:environment"
+TAG_RELEASE = "steelyard:release"
+TAG_ENDPOINT = "steelyard:endpoint"
 
 RETENTION = {
     1: logs.RetentionDays.ONE_DAY,
@@ -53,7 +53,7 @@ class EnvironmentStack(cdk.Stack):
             scope,
             environment.stack_name(part),
             env=cdk.Environment(account=environment.account, region=environment.region),
-            description=f"Switchyard, environment {environment.name}: {description}",
+            description=f"Steelyard, environment {environment.name}: {description}",
             termination_protection=environment.removal_policy == "retain",
         )
         self.settings = environment

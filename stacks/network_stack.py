@@ -6,8 +6,8 @@ import aws_cdk as cdk
 from aws_cdk import aws_kms as kms
 
 from stacks.environment_stack import EnvironmentStack
-from switchyard.environment import CreatedNetwork, Environment
-from switchyard_constructs.isolated_network import IsolatedNetwork
+from steelyard.environment import CreatedNetwork, Environment
+from steelyard_constructs.isolated_network import IsolatedNetwork
 
 
 class NetworkStack(EnvironmentStack):

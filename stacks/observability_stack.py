@@ -6,12 +6,12 @@ import aws_cdk as cdk
 from aws_cdk import aws_kms as kms
 
 from stacks.environment_stack import TAG_ENVIRONMENT, EnvironmentStack
-from switchyard.environment import Environment
-from switchyard_constructs.alarm_topic import AlarmTopic
-from switchyard_constructs.cost_budget import CostBudget
-from switchyard_constructs.endpoint import VARIANT_NAME
-from switchyard_constructs.endpoint_dashboard import EndpointDashboard, Shown
-from switchyard_constructs.hardware import Hardware
+from steelyard.environment import Environment
+from steelyard_constructs.alarm_topic import AlarmTopic
+from steelyard_constructs.cost_budget import CostBudget
+from steelyard_constructs.endpoint import VARIANT_NAME
+from steelyard_constructs.endpoint_dashboard import EndpointDashboard, Shown
+from steelyard_constructs.hardware import Hardware
 
 
 class ObservabilityStack(EnvironmentStack):
@@ -36,7 +36,7 @@ class ObservabilityStack(EnvironmentStack):
             dashboard = EndpointDashboard(
                 self,
                 "Dashboard",
-                dashboard_name=f"Switchyard-{environment.name}",
+                dashboard_name=f"Steelyard-{environment.name}",
                 endpoints=[
                     Shown(environment.endpoint_name(name), VARIANT_NAME, gpu=endpoint.machine is Hardware.CUDA)
                     for name, endpoint in environment.endpoints.items()

@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import container_tools
 from live_server import ServerProcess
+from steelyard_runtime.http.app import create_app
+from steelyard_runtime.http.runtime import Runtime, build_services
+from steelyard_runtime.settings import Settings
 from stub_engine import StubEngine
-from switchyard_runtime.http.app import create_app
-from switchyard_runtime.http.runtime import Runtime, build_services
-from switchyard_runtime.settings import Settings
 
 # Their assertions explain themselves as those of a module of tests do.
 pytest.register_assert_rewrite("client_suite", "server_suite", "served_image")
@@ -41,7 +41,7 @@ pytest.register_assert_rewrite("client_suite", "server_suite", "served_image")
 hypothesis.settings.register_profile(
     "repeatable",
     deadline=None,
-    derandomize=os.environ.get("SWITCHYARD_FUZZ") != "full",
+    derandomize=os.environ.get("STEELYARD_FUZZ") != "full",
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("repeatable")
@@ -70,10 +70,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def _no_settings_from_outside() -> None:
     """The tests mean the defaults, whatever the developer's shell says."""
     for name in list(os.environ):
-        if name.startswith("SWITCHYARD_") and name not in (
-            "SWITCHYARD_CACHE",
-            "SWITCHYARD_TEST_MODEL",
-            "SWITCHYARD_FUZZ",
+        if name.startswith("STEELYARD_") and name not in (
+            "STEELYARD_CACHE",
+            "STEELYARD_TEST_MODEL",
+            "STEELYARD_FUZZ",
         ):
             del os.environ[name]
 
@@ -119,11 +119,11 @@ def stub_client(stub_app: Starlette) -> Iterator[TestClient]:
 @pytest.fixture(scope="session")
 def gemma() -> Path:
     """The embedded model's file, fetched into the user's cache when it is not there."""
-    given = os.environ.get("SWITCHYARD_TEST_MODEL")
+    given = os.environ.get("STEELYARD_TEST_MODEL")
     if given:
         return Path(given)
-    from switchyard.models.catalogue import find
-    from switchyard.models.pull import pull
+    from steelyard.models.catalogue import find
+    from steelyard.models.pull import pull
 
     return pull(find(EMBEDDED_MODEL))
 

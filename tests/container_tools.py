@@ -1,6 +1,6 @@
 """What the tests of real images need of the machine. Without it they are left out, and the summary says so.
 
-``SWITCHYARD_TEST_CONTAINERS=required`` makes a failure of that; the continuous integration sets it.
+``STEELYARD_TEST_CONTAINERS=required`` makes a failure of that; the continuous integration sets it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 
-VARIABLE = "SWITCHYARD_TEST_CONTAINERS"
+VARIABLE = "STEELYARD_TEST_CONTAINERS"
 REQUIRED = os.environ.get(VARIABLE) == "required"  # read before the tests clear the environment
 PACKAGES = {
     "buildah": "buildah",

@@ -11,13 +11,13 @@ from typing import Any
 import aws_cdk as cdk
 
 from stacks.environment_app import add_environment, pinned_context
-from switchyard.environment import Environment, environment_names, load_environment
-from switchyard.releases.manifest import Release, load_release
+from steelyard.environment import Environment, environment_names, load_environment
+from steelyard.releases.manifest import Release, load_release
 
 NAMES = environment_names()
 
 # Removed when the process ends.
-_FOLDER = TemporaryDirectory(prefix="switchyard-cdk-")
+_FOLDER = TemporaryDirectory(prefix="steelyard-cdk-")
 
 
 def app_of(environment: Environment, release: Release | None = None, *, validated: bool = False) -> cdk.App:

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from live_server import ServerProcess
-from switchyard_runtime.http.openapi import document
-from switchyard_runtime.settings import Settings
+from steelyard_runtime.http.openapi import document
+from steelyard_runtime.settings import Settings
 
 # Rules that JSON Schema cannot express. A body that fits its schema may be refused for these alone.
 INEXPRESSIBLE = re.compile(

@@ -17,7 +17,7 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp
 
-from switchyard_runtime.http.protocol import Protocol as HttpProtocol
+from steelyard_runtime.http.protocol import Protocol as HttpProtocol
 
 START_S = 120.0
 
@@ -36,7 +36,7 @@ class ServerProcess:
     """
 
     def __init__(self, *, command: list[str] | None = None, **settings: object) -> None:
-        self.command = command or [sys.executable, "-m", "switchyard_runtime.http.serve"]
+        self.command = command or [sys.executable, "-m", "steelyard_runtime.http.serve"]
         self.settings = {"port": 0, **settings}
         self.lines: list[dict[str, Any]] = []
         self.url = ""
@@ -46,7 +46,7 @@ class ServerProcess:
     def start(self) -> None:
         environment = {
             **os.environ,
-            **{f"SWITCHYARD_{name.upper()}": str(value) for name, value in self.settings.items()},
+            **{f"STEELYARD_{name.upper()}": str(value) for name, value in self.settings.items()},
         }
         self.process = subprocess.Popen(
             self.command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

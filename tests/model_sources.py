@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import tiny_models
-from switchyard.models.catalogue import CatalogueEntry
+from steelyard.models.catalogue import CatalogueEntry
 
 REVISION = "a" * 40
 
@@ -159,7 +159,7 @@ def web() -> Iterator[FakeServer]:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and no proxy between the tests and their own server."""
     folder = tmp_path / "cache"
-    monkeypatch.setenv("SWITCHYARD_CACHE", str(folder))
+    monkeypatch.setenv("STEELYARD_CACHE", str(folder))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     return folder
 

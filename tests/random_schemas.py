@@ -149,8 +149,8 @@ def schema(chance: random.Random, depth: int) -> Any:
 
 def main() -> int:
     """Try them."""
-    from switchyard_runtime.engine.json_output import JsonOutput, JsonOutputError
-    from switchyard_runtime.engine.llama import Model
+    from steelyard_runtime.engine.json_output import JsonOutput, JsonOutputError
+    from steelyard_runtime.engine.llama import Model
 
     path, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     model = Model(path, gpu_layers=0)

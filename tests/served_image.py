@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from switchyard_localcloud.ports import free_port
-from switchyard_localcloud.sagemaker.launch import Launch
-from switchyard_localcloud.sagemaker.podman import PODMAN, remove, run
-from switchyard_localcloud.sagemaker.process import Process
+from steelyard_localcloud.ports import free_port
+from steelyard_localcloud.sagemaker.launch import Launch
+from steelyard_localcloud.sagemaker.podman import PODMAN, remove, run
+from steelyard_localcloud.sagemaker.process import Process
 
 START_S = 120.0
 
@@ -45,7 +45,7 @@ class ServedImage:
         self.lines: list[dict[str, Any]] = []
         self.others: list[str] = []
         self._name = f"served-{uuid.uuid4().hex[:8]}"
-        variables = {f"SWITCHYARD_{name.upper()}": str(value) for name, value in settings.items()}
+        variables = {f"STEELYARD_{name.upper()}": str(value) for name, value in settings.items()}
         command = run(
             image,
             name=self._name,

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from switchyard_runtime.decision import TokenCounts
-from switchyard_runtime.engine.interface import (
+from steelyard_runtime.decision import TokenCounts
+from steelyard_runtime.engine.interface import (
     Cancel,
     Counters,
     Delta,
@@ -40,8 +40,8 @@ from switchyard_runtime.engine.interface import (
     Segment,
     TokenLogprob,
 )
-from switchyard_runtime.errors import Kind, Problem, over_budget
-from switchyard_runtime.settings import Settings
+from steelyard_runtime.errors import Kind, Problem, over_budget
+from steelyard_runtime.settings import Settings
 
 CONTROL = ("<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>")
 _LABELS = [*ascii_uppercase, *(a + b for a in ascii_uppercase for b in ascii_uppercase), *map(str, range(256))]

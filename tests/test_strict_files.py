@@ -10,12 +10,12 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from switchyard.environment import Environment, load_environment, parse_environment
-from switchyard.exit_codes import CommandError
-from switchyard.models.catalogue import CatalogueEntry, read_entry
-from switchyard.models.manifest import ModelManifest, read_manifest
-from switchyard.releases.bases import load_bases
-from switchyard.releases.manifest import FOLDER, Release, parse_release
+from steelyard.environment import Environment, load_environment, parse_environment
+from steelyard.exit_codes import CommandError
+from steelyard.models.catalogue import CatalogueEntry, read_entry
+from steelyard.models.manifest import ModelManifest, read_manifest
+from steelyard.releases.bases import load_bases
+from steelyard.releases.manifest import FOLDER, Release, parse_release
 
 # What pydantic takes for a value of the type unless it is told to be strict, and what nobody can mean.
 LOOKALIKES: dict[type, list[Any]] = {
@@ -147,7 +147,7 @@ def test_a_size_in_a_manifest_is_a_whole_number(value: object) -> None:
     content["models"]["chat"]["files"][0]["size"] = value
     with pytest.raises(CommandError, match=r"models\.chat\.files\.0\.size: Input should be a valid integer"):
         parse_release(content, source="r.json")
-    manifest = {"format": "switchyard-model/2", "files": [{"size": value}]}
+    manifest = {"format": "steelyard-model/2", "files": [{"size": value}]}
     with pytest.raises(CommandError, match=r"files\.0\.size: Input should be a valid integer"):
         read_manifest(json.dumps(manifest).encode())
 

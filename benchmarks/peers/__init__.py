@@ -1,1 +1,1 @@
-"""Switchyard beside its peers on one machine, in one run: ``python -m benchmarks.peers --help``."""
+"""Steelyard beside its peers on one machine, in one run: ``python -m benchmarks.peers --help``."""

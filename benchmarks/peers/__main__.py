@@ -1,9 +1,9 @@
-"""Measure Switchyard and its peers on this machine, in one run.
+"""Measure Steelyard and its peers on this machine, in one run.
 
     python -m benchmarks.peers fetch                    # llama-server from source, the model; once
     python -m benchmarks.peers run A B C D E F exact    # the default; results in build/benchmarks
     python -m benchmarks.peers run soak --soak 1800
-    python -m benchmarks.peers run A D --quick --peers switchyard llama-server
+    python -m benchmarks.peers run A D --quick --peers steelyard llama-server
     python -m benchmarks.peers report                   # the tables again, from what is there
 
 Cells that are measured again replace their earlier figures in the same folder. The status is 1 when a promise that was
@@ -28,8 +28,8 @@ from benchmarks.peers import exactness, machine, report, servers, supplies, work
 from benchmarks.peers.asking import Log, Patience, Record, tally
 from benchmarks.peers.servers import DEFAULT_PEERS, LLAMA, OURS, PEERS, ROOT, WALKTHROUGH, Peer, Plan
 from benchmarks.peers.workloads import Bench, Numbers
-from switchyard.exit_codes import CommandError
-from switchyard_runtime.engine import cores
+from steelyard.exit_codes import CommandError
+from steelyard_runtime.engine import cores
 
 ALL = ("A", "B", "C", "D", "E", "F", "exact", "soak")
 BUSY_CORES = 0.3
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"{', '.join(ALL)} (default: all but soak)")
     run.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(DEFAULT_PEERS))
     run.add_argument("--source", type=Path, default=ROOT, help="the checkout whose server is measured")
-    run.add_argument("--ours", default="", help="more arguments for switchyard serve, in one string")
+    run.add_argument("--ours", default="", help="more arguments for steelyard serve, in one string")
     run.add_argument("--quick", action="store_true", help="tiny amounts: shows that everything works, measures nothing")
     run.add_argument("--requests", type=int, help="requests of A, B and C")
     run.add_argument("--seconds", type=float, help="of each cell of D")

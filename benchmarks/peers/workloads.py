@@ -78,7 +78,7 @@ async def warm(bench: Bench, running: Running, client: httpx.AsyncClient, worklo
 async def evaluated_tokens(running: Running, client: httpx.AsyncClient) -> float | None:
     """Tokens that the peer has evaluated since it started, by its own count; None where it does not say."""
     names = {
-        OURS: "switchyard_engine_decoded_tokens_total",
+        OURS: "steelyard_engine_decoded_tokens_total",
         LLAMA: "llamacpp:prompt_tokens_total",
     }
     if running.peer.kind not in names:
@@ -90,7 +90,7 @@ async def kept_bytes(running: Running, client: httpx.AsyncClient) -> int:
     """What the peer keeps of prefixes, by its own count; 0 where it does not say."""
     if running.peer.kind != OURS:
         return 0
-    return int(metric((await client.get("/metrics")).text, "switchyard_engine_prefix_bytes") or 0)
+    return int(metric((await client.get("/metrics")).text, "steelyard_engine_prefix_bytes") or 0)
 
 
 def metric(text: str, name: str) -> float | None:

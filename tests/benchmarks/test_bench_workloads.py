@@ -73,7 +73,7 @@ class Stub:
     async def metrics(self, _request: Request) -> Response:
         total = 40 * self.answered
         return PlainTextResponse(
-            f"switchyard_engine_decoded_tokens_total {total}\nllamacpp:prompt_tokens_total {total}\n"
+            f"steelyard_engine_decoded_tokens_total {total}\nllamacpp:prompt_tokens_total {total}\n"
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-RUNNER = [sys.executable, "-m", "switchyard.builds.runner"]
+RUNNER = [sys.executable, "-m", "steelyard.builds.runner"]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.builds.buildspec import PHASES, parse
-from switchyard.exit_codes import CommandError, ExitCode
+from steelyard.builds.buildspec import PHASES, parse
+from steelyard.exit_codes import CommandError, ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALLEST = "version: 0.2\nphases:\n  build:\n    commands: [make]\n"

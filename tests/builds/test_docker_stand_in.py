@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.builds.container_storage import VARIABLE, write_storage
-from switchyard.builds.docker_on_buildah import location
+from steelyard.builds.container_storage import VARIABLE, write_storage
+from steelyard.builds.docker_on_buildah import location
 
 pytestmark = pytest.mark.containers
 
-COMMAND = [sys.executable, "-I", "-m", "switchyard.builds.docker_on_buildah"]
+COMMAND = [sys.executable, "-I", "-m", "steelyard.builds.docker_on_buildah"]
 
 Docker = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -89,11 +89,11 @@ def test_a_stopped_build_takes_its_container_with_it(context: Path, storage: Pat
     text = (context / "its.Dockerfile").read_text().replace(', "built"', "")
     (source / "its.Dockerfile").write_text(text)
     (tmp_path / "spec.yml").write_text(textwrap.dedent(spec))
-    words = [sys.executable, "-m", "switchyard.builds.runner", "--buildspec", "spec.yml", "--source", "source"]
+    words = [sys.executable, "-m", "steelyard.builds.runner", "--buildspec", "spec.yml", "--source", "source"]
     process = subprocess.Popen(
         [*words, "--result", "result.json"],
         cwd=tmp_path,
-        env={**os.environ, VARIABLE: str(storage), "SWITCHYARD_DOCKER": "buildah"},
+        env={**os.environ, VARIABLE: str(storage), "STEELYARD_DOCKER": "buildah"},
         stdout=subprocess.PIPE,
         text=True,
     )

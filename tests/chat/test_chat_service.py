@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
+from steelyard_runtime.chat_template import PLAIN_STOP_STRINGS, ChatTemplate
+from steelyard_runtime.contracts import chat
+from steelyard_runtime.decision import TokenCounts
+from steelyard_runtime.engine.interface import Cancel, Delta, Done, Event, Failed, Finished, GenerationJob
+from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.generation import EmbeddingRequest, GenerationRequest, JsonOutput, Message
+from steelyard_runtime.identity import Identity
+from steelyard_runtime.services import chat as chat_service
+from steelyard_runtime.services import waiting
+from steelyard_runtime.services.chat import ChatService, Generation, server_sent_events
+from steelyard_runtime.services.embeddings import EmbeddingService
+from steelyard_runtime.services.prompts import prompt_sha256, tokens_to_generate
+from steelyard_runtime.settings import Settings
 from stub_engine import StubEngine
-from switchyard_runtime.chat_template import PLAIN_STOP_STRINGS, ChatTemplate
-from switchyard_runtime.contracts import chat
-from switchyard_runtime.decision import TokenCounts
-from switchyard_runtime.engine.interface import Cancel, Delta, Done, Event, Failed, Finished, GenerationJob
-from switchyard_runtime.errors import Kind, Problem
-from switchyard_runtime.generation import EmbeddingRequest, GenerationRequest, JsonOutput, Message
-from switchyard_runtime.identity import Identity
-from switchyard_runtime.services import chat as chat_service
-from switchyard_runtime.services import waiting
-from switchyard_runtime.services.chat import ChatService, Generation, server_sent_events
-from switchyard_runtime.services.embeddings import EmbeddingService
-from switchyard_runtime.services.prompts import prompt_sha256, tokens_to_generate
-from switchyard_runtime.settings import Settings
 
 HI = (Message("user", "Hi"),)
 DONE = Done(

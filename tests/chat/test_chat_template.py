@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from switchyard_runtime.chat_template import PLAIN_STOP_STRINGS, BadTemplateError, ChatTemplate
-from switchyard_runtime.engine.interface import Piece
-from switchyard_runtime.errors import Kind, Problem
-from switchyard_runtime.generation import Message
+from steelyard_runtime.chat_template import PLAIN_STOP_STRINGS, BadTemplateError, ChatTemplate
+from steelyard_runtime.engine.interface import Piece
+from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.generation import Message
 
 CHATML = """{%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}

@@ -12,12 +12,12 @@ import pytest
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from switchyard_runtime.contracts import chat, completions, embeddings
-from switchyard_runtime.contracts.openai_text import fingerprint, sse, sse_error
-from switchyard_runtime.decision import TokenCounts
-from switchyard_runtime.engine.interface import Delta, Done, Event, Finished, TokenLogprob
-from switchyard_runtime.errors import Kind, Problem
-from switchyard_runtime.generation import (
+from steelyard_runtime.contracts import chat, completions, embeddings
+from steelyard_runtime.contracts.openai_text import fingerprint, sse, sse_error
+from steelyard_runtime.decision import TokenCounts
+from steelyard_runtime.engine.interface import Delta, Done, Event, Finished, TokenLogprob
+from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.generation import (
     Choice,
     EmbeddingRequest,
     Embeddings,

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from switchyard_runtime import template_sandbox
-from switchyard_runtime.chat_template import BadTemplateError, ChatTemplate
-from switchyard_runtime.errors import Kind, Problem
-from switchyard_runtime.generation import Message
+from steelyard_runtime import template_sandbox
+from steelyard_runtime.chat_template import BadTemplateError, ChatTemplate
+from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.generation import Message
 
 TEXT = "{{ messages[0].content }}"
 

@@ -1,4 +1,4 @@
-"""``switchyard bench tune``: the arithmetic on noisy clocks, the search, what it leaves behind, and the command."""
+"""``steelyard bench tune``: the arithmetic on noisy clocks, the search, what it leaves behind, and the command."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from itertools import pairwise
 
 import pytest
 
-from switchyard import cli
-from switchyard.benchmarking import profile
-from switchyard.benchmarking.comparison import (
+from steelyard import cli
+from steelyard.benchmarking import profile
+from steelyard.benchmarking.comparison import (
     FIRST_LOOK,
     Estimate,
     MeasureError,
@@ -26,7 +26,7 @@ from switchyard.benchmarking.comparison import (
     ratio,
     survivors,
 )
-from switchyard.benchmarking.tuning import (
+from steelyard.benchmarking.tuning import (
     BATCH_TOKENS,
     CONFIRMATION,
     Findings,
@@ -35,10 +35,10 @@ from switchyard.benchmarking.tuning import (
     thread_counts,
     tune,
 )
-from switchyard.benchmarking.workload import EngineSettings, Workbench
-from switchyard.exit_codes import ExitCode
-from switchyard_runtime.engine.cores import Cores
-from switchyard_runtime.settings import Settings, load_settings
+from steelyard.benchmarking.workload import EngineSettings, Workbench
+from steelyard.exit_codes import ExitCode
+from steelyard_runtime.engine.cores import Cores
+from steelyard_runtime.settings import Settings, load_settings
 from tiny_models import write as write_tiny
 
 EIGHT = Cores(logical=16, physical=8, fast=8, quota=math.inf)
@@ -329,8 +329,8 @@ def test_the_command_searches_and_keeps_its_figures(tiny, cache, tmp_path, capsy
 def test_ctrl_c_keeps_what_was_found_and_writes_no_profile(tiny, tmp_path):
     out, cache = tmp_path / "profile.toml", tmp_path / "cache"
     process = subprocess.Popen(
-        [sys.executable, "-m", "switchyard", "bench", "tune", "--model", tiny, "--out", out],
-        env=os.environ | {"SWITCHYARD_CACHE": str(cache)},
+        [sys.executable, "-m", "steelyard", "bench", "tune", "--model", tiny, "--out", out],
+        env=os.environ | {"STEELYARD_CACHE": str(cache)},
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -7,10 +7,10 @@ import json
 import httpx
 import pytest
 
-from switchyard.client import Client
-from switchyard.exit_codes import CommandError, ExitCode
-from switchyard_runtime import errors
-from switchyard_runtime.errors import Detail, Kind, Problem
+from steelyard.client import Client
+from steelyard.exit_codes import CommandError, ExitCode
+from steelyard_runtime import errors
+from steelyard_runtime.errors import Detail, Kind, Problem
 
 BODY = {"decision": {"id": "d"}}
 BUSY = errors.semif_error(Problem(Kind.BUSY, "The queue is full.", retry_after_ms=250))
@@ -77,8 +77,8 @@ def test_the_places_of_faults_are_told():
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"a": 1}'])
-def test_something_else_than_a_switchyard_server(body):
-    with pytest.raises(CommandError, match="is it a Switchyard server"):
+def test_something_else_than_a_steelyard_server(body):
+    with pytest.raises(CommandError, match="is it a Steelyard server"):
         Script((200, body)).client().decide(BODY)
 
 
@@ -110,7 +110,7 @@ def test_a_stream_ends_with_done_and_an_error_in_it_is_told():
     "data", [b"<html>", b"7", b"[1]", b'"error"', b"null", b"[" * 100_000], ids=lambda data: repr(data[:9])
 )
 def test_a_stream_of_something_else_is_told(data):
-    with pytest.raises(CommandError, match="not a JSON object; is it a Switchyard server") as caught:
+    with pytest.raises(CommandError, match="not a JSON object; is it a Steelyard server") as caught:
         list(Script((200, b"data: " + data + b"\n\n")).client().stream_chat([]))
     assert len(caught.value.message) < 200
 

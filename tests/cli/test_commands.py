@@ -14,13 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from switchyard import cli, server_process
-from switchyard.console import bar
-from switchyard.exit_codes import MEANING, ExitCode
-from switchyard.models import storage
-from switchyard.models.catalogue import example
-from switchyard.setting_flags import flag_names
-from switchyard_runtime.settings import Settings
+from steelyard import cli, server_process
+from steelyard.console import bar
+from steelyard.exit_codes import MEANING, ExitCode
+from steelyard.models import storage
+from steelyard.models.catalogue import example
+from steelyard.setting_flags import flag_names
+from steelyard_runtime.settings import Settings
 
 TICKET = json.loads(example("ticket.json").read_text())["decision"]
 
@@ -52,7 +52,7 @@ def test_every_exit_code_has_a_meaning():
         (["serve", "--config", "/nowhere.toml"], ExitCode.USAGE, "/nowhere.toml does not exist"),
         (["serve", "--model", "/nowhere.gguf"], ExitCode.MODEL, "/nowhere.gguf does not exist"),
         (["serve", "--model", "gpt-9"], ExitCode.MODEL, "no model 'gpt-9'"),
-        (["serve"], ExitCode.MODEL, "switchyard model pull gemma-3-270m"),
+        (["serve"], ExitCode.MODEL, "steelyard model pull gemma-3-270m"),
         (["demo", "--model", "gpt-9"], ExitCode.MODEL, "no model 'gpt-9'"),
         (["model", "verify", "gemma-3-270m"], ExitCode.MODEL, "is not on this machine"),
         (["model", "pull", "gpt-9"], ExitCode.MODEL, "Known models: gemma-3-270m"),
@@ -60,7 +60,7 @@ def test_every_exit_code_has_a_meaning():
         (["decide", "/nowhere.json"], ExitCode.USAGE, "cannot read /nowhere.json"),
         (["decide", "--state", "a", "--state-file", "b"], ExitCode.USAGE, "not both"),
         (["decide", "-", "--state-file", "-"], ExitCode.USAGE, "cannot both come from standard input"),
-        (["decide", example("ticket.json"), "--url", "http://127.0.0.1:9"], ExitCode.UNREACHABLE, "switchyard serve"),
+        (["decide", example("ticket.json"), "--url", "http://127.0.0.1:9"], ExitCode.UNREACHABLE, "steelyard serve"),
         (["chat", "hi", "--url", "nonsense"], ExitCode.USAGE, "is not an address"),
     ],
 )
@@ -91,16 +91,16 @@ def test_serve_has_a_flag_for_every_setting(run, monkeypatch):
 
 
 def test_flags_win_over_the_environment_and_this_over_the_file(run, tmp_path, monkeypatch):
-    import switchyard_runtime.http.serve as module
+    import steelyard_runtime.http.serve as module
 
     model = tmp_path / "model.gguf"
     served = []
     monkeypatch.setattr(module, "serve", lambda settings: served.append(settings) or 0)
-    monkeypatch.setattr("switchyard.commands.serve.model_files.resolve", lambda path: path)
+    monkeypatch.setattr("steelyard.commands.serve.model_files.resolve", lambda path: path)
     config = tmp_path / "settings.toml"
     config.write_text("queue_limit = 1\nmax_options = 2\nmax_questions = 3\nprobe = true\n")
-    monkeypatch.setenv("SWITCHYARD_MAX_OPTIONS", "20")
-    monkeypatch.setenv("SWITCHYARD_MAX_QUESTIONS", "30")
+    monkeypatch.setenv("STEELYARD_MAX_OPTIONS", "20")
+    monkeypatch.setenv("STEELYARD_MAX_QUESTIONS", "30")
     flags = ["--max-questions", "33", "--no-probe", "--flash-attention", "off", "--deadline-s", "1.5"]
     code, _, err = run("serve", "--config", config, "--model", model, *flags)
     assert code == 0, err
@@ -111,15 +111,15 @@ def test_flags_win_over_the_environment_and_this_over_the_file(run, tmp_path, mo
 
 
 def test_a_model_of_the_catalogue_is_served_under_its_name(run, cache, packaged, monkeypatch):
-    import switchyard_runtime.http.serve as module
-    from switchyard.models.pull import pull
+    import steelyard_runtime.http.serve as module
+    from steelyard.models.pull import pull
 
     path = pull(packaged)
     served = []
     monkeypatch.setattr(module, "serve", lambda settings: served.append(settings) or 0)
-    monkeypatch.setattr("switchyard.commands.serve.model_files.resolve", lambda path: path)
-    monkeypatch.setattr("switchyard.models.storage.catalogue", lambda: {"tiny": packaged})
-    monkeypatch.setattr("switchyard.models.storage.find", lambda _name: packaged)
+    monkeypatch.setattr("steelyard.commands.serve.model_files.resolve", lambda path: path)
+    monkeypatch.setattr("steelyard.models.storage.catalogue", lambda: {"tiny": packaged})
+    monkeypatch.setattr("steelyard.models.storage.find", lambda _name: packaged)
     assert run("serve", "--model", "tiny")[0] == 0
     assert (served[0].model, served[0].model_id) == (str(path), "tiny")
     assert run("serve", "--model", "tiny", "--model-id", "mine")[0] == 0
@@ -145,7 +145,7 @@ def test_model_list_for_people_and_scripts(run, cache, monkeypatch):
 
 
 def test_pull_and_verify(run, cache, packaged, monkeypatch):
-    for place in ("switchyard.commands.model.find", "switchyard.models.storage.find"):
+    for place in ("steelyard.commands.model.find", "steelyard.models.storage.find"):
         monkeypatch.setattr(place, lambda _name: packaged)
     code, out, err = run("model", "pull", "tiny")
     assert (code, out.strip()) == (0, str(storage.model_path(packaged)))
@@ -174,7 +174,7 @@ def test_interrupted_is_130(run, monkeypatch):
     def interrupt(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("switchyard.commands.doctor.check_machine", interrupt)
+    monkeypatch.setattr("steelyard.commands.doctor.check_machine", interrupt)
     assert run("doctor")[0] == ExitCode.INTERRUPTED
 
 
@@ -205,7 +205,7 @@ def test_decide_from_flags_is_the_same_as_from_a_file(run, server):
 
 
 def test_decide_reads_standard_input(server):
-    command = [sys.executable, "-m", "switchyard", "decide", "-", "--json", "--url", server.url]
+    command = [sys.executable, "-m", "steelyard", "decide", "-", "--json", "--url", server.url]
     done = subprocess.run(command, input=json.dumps([TICKET, TICKET | {"id": "2"}]), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["ticket", "2"]
@@ -232,8 +232,8 @@ def test_the_demo_answers_serves_and_stops_without_leaving_anything(gemma, tmp_p
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        environment = os.environ | {"SWITCHYARD_CACHE": str(tmp_path), "SWITCHYARD_THREADS": "2", "COLUMNS": "120"}
-        command = [sys.executable, "-m", "switchyard", "demo", "--model", str(gemma)]
+        environment = os.environ | {"STEELYARD_CACHE": str(tmp_path), "STEELYARD_THREADS": "2", "COLUMNS": "120"}
+        command = [sys.executable, "-m", "steelyard", "demo", "--model", str(gemma)]
         command += ["--port", str(taken.getsockname()[1])]
         errors = tmp_path / "errors"
         with errors.open("w") as err:
@@ -258,8 +258,8 @@ def test_the_demo_answers_serves_and_stops_without_leaving_anything(gemma, tmp_p
 def test_the_demo_ends_when_its_server_cannot_start(tmp_path):
     model = tmp_path / "x.gguf"
     model.write_bytes(b"no model")
-    environment = os.environ | {"SWITCHYARD_CACHE": str(tmp_path)}
-    command = [sys.executable, "-m", "switchyard", "demo", "--once", "--port", "0", "--model", str(model)]
+    environment = os.environ | {"STEELYARD_CACHE": str(tmp_path)}
+    command = [sys.executable, "-m", "steelyard", "demo", "--once", "--port", "0", "--model", str(model)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == ExitCode.MODEL, done.stderr
     assert str(model) in done.stderr.replace("\n", "")
@@ -298,8 +298,8 @@ def test_a_signal_in_the_middle_of_a_start_waits_until_the_child_is_known(tmp_pa
 
 def test_no_cli_server_is_left_behind(tmp_path, gemma):
     """SIGTERM in the middle of loading stops the child too."""
-    environment = os.environ | {"SWITCHYARD_CACHE": str(tmp_path), "SWITCHYARD_THREADS": "2"}
-    command = [sys.executable, "-m", "switchyard", "demo", "--port", "0", "--model", str(gemma)]
+    environment = os.environ | {"STEELYARD_CACHE": str(tmp_path), "STEELYARD_THREADS": "2"}
+    command = [sys.executable, "-m", "steelyard", "demo", "--port", "0", "--model", str(gemma)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     limit = time.monotonic() + 60

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from switchyard import machine
-from switchyard.machine import Level
+from steelyard import machine
+from steelyard.machine import Level
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_model_that_is_not_here_says_how_to_get_it(cache):
     size, (check,) = machine.model_checks("gemma-3-270m")
     assert size is None
     assert check.level is Level.FAILED
-    assert check.advice == "Fetch it: switchyard model pull gemma-3-270m"
+    assert check.advice == "Fetch it: steelyard model pull gemma-3-270m"
 
 
 def test_a_file_that_is_no_model_is_named(tmp_path):

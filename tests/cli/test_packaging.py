@@ -20,7 +20,7 @@ BINDING = "llama-cpp-python"  # in the images at the version that fits their lib
 def test_a_wheel_carries_the_catalogue_and_the_examples(tmp_path):
     tree = tmp_path / "tree"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("switchyard", "runtime", "models", "examples"):
+    for name in ("steelyard", "runtime", "models", "examples"):
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, tree / name)
@@ -31,17 +31,17 @@ def test_a_wheel_carries_the_catalogue_and_the_examples(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
     installed = tmp_path / "installed"
-    assert (installed / "switchyard_runtime" / "http" / "serve.py").is_file()
+    assert (installed / "steelyard_runtime" / "http" / "serve.py").is_file()
     code = "; ".join(
         [
-            "from switchyard.models import catalogue as c",
+            "from steelyard.models import catalogue as c",
             "print(c.__file__, *c.catalogue(), c.example('ticket.json').is_file())",
         ]
     )
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(installed)!r}); {code}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     names = [path.stem for path in sorted((ROOT / "models").glob("*.toml"))]
-    assert done.stdout.split() == [str(installed / "switchyard" / "models" / "catalogue.py"), *names, "True"], (
+    assert done.stdout.split() == [str(installed / "steelyard" / "models" / "catalogue.py"), *names, "True"], (
         done.stderr
     )
 

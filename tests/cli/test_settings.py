@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import switchyard_runtime.http.serve as server
-from switchyard import cli
-from switchyard.exit_codes import ExitCode
-from switchyard.setting_flags import _flag_type, environment_name
-from switchyard_localcloud.sagemaker import llama_flags
-from switchyard_runtime.settings import OTHER_VARIABLES, Settings, SettingsError, load_settings
+import steelyard_runtime.http.serve as server
+from steelyard import cli
+from steelyard.exit_codes import ExitCode
+from steelyard.setting_flags import _flag_type, environment_name
+from steelyard_localcloud.sagemaker import llama_flags
+from steelyard_runtime.settings import OTHER_VARIABLES, Settings, SettingsError, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = Settings.model_fields
@@ -24,7 +24,7 @@ FIELDS = Settings.model_fields
 TEXTS = [name for name, field in FIELDS.items() if _flag_type(field) is str]
 NUMBERS = [name for name, field in FIELDS.items() if field.annotation in (int, float)]
 SWITCHES = [name for name, field in FIELDS.items() if field.annotation is bool]
-OURS = "SWITCHYARD_"
+OURS = "STEELYARD_"
 NOT_UTF_8 = os.fsdecode(b"caf\xe9")
 
 
@@ -56,13 +56,13 @@ def refusal(**given):
 # --- both ways to start -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["switchyard serve", "python -m switchyard_runtime.http.serve"])
+@pytest.fixture(params=["steelyard serve", "python -m steelyard_runtime.http.serve"])
 def start(request, capsys, monkeypatch):
     """Start the server; returns the status and what was written to standard error. It must not get to serving."""
     monkeypatch.setattr(server, "serve", lambda _: pytest.fail("it serves"))
 
     def start():
-        status = cli.run(["serve"]) if request.param == "switchyard serve" else server.main()
+        status = cli.run(["serve"]) if request.param == "steelyard serve" else server.main()
         return status, " ".join(capsys.readouterr().err.split())
 
     return start
@@ -229,8 +229,8 @@ def test_every_variable_with_our_prefix_is_a_setting_or_in_the_list():
     found = set()
     for path in sources():
         # The list itself must not keep a name in it that nothing else has.
-        if path != ROOT / "runtime/switchyard_runtime/settings.py":
-            found |= set(re.findall(rb"(?<![A-Z0-9_])SWITCHYARD_[A-Z0-9]\w*", path.read_bytes()))
+        if path != ROOT / "runtime/steelyard_runtime/settings.py":
+            found |= set(re.findall(rb"(?<![A-Z0-9_])STEELYARD_[A-Z0-9]\w*", path.read_bytes()))
     found = {name.decode() for name in found}
     assert found - set(map(environment_name, FIELDS)) == OTHER_VARIABLES
     # Names put together where the pattern above does not see them.
@@ -249,14 +249,14 @@ def test_every_misspelt_variable_names_the_right_one(monkeypatch, right):
         with monkeypatch.context() as patch:
             patch.setenv(wrong, "1")
             found = refusal()
-        assert found == f"the environment is wrong: {wrong} is no variable of Switchyard: did you mean {right}?"
+        assert found == f"the environment is wrong: {wrong} is no variable of Steelyard: did you mean {right}?"
 
 
 def test_all_unknown_variables_are_told(monkeypatch):
     for name in ("QZXJ", "", "THREDS", "Config"):
         monkeypatch.setenv(OURS + name, "1")
     found = refusal()
-    assert f"{OURS}QZXJ is no variable of Switchyard: unset it" in found
+    assert f"{OURS}QZXJ is no variable of Steelyard: unset it" in found
     assert f"{OURS} is no" in found
     assert f"did you mean {OURS}THREADS?" in found
     assert f"did you mean {OURS}CONFIG?" in found

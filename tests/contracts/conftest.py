@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from switchyard_runtime.decision import Answer, DecisionRequest, Timing, TokenCounts
+from steelyard_runtime.decision import Answer, DecisionRequest, Timing, TokenCounts
 
 
 class FakeIdentity:

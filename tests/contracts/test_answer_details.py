@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jevcompat.validate import choice_confidence as reference_choice_confidence
 from jevcompat.validate import score_confidence as reference_score_confidence
 
-from switchyard_runtime.contracts.answer_details import (
+from steelyard_runtime.contracts.answer_details import (
     argmax,
     choice_confidence,
     expected_level,

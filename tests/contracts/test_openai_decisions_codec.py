@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Decision
 
-from switchyard_runtime.contracts import openai_decisions
-from switchyard_runtime.contracts.limits import Limits
-from switchyard_runtime.errors import Kind, Problem
+from steelyard_runtime.contracts import openai_decisions
+from steelyard_runtime.contracts.limits import Limits
+from steelyard_runtime.errors import Kind, Problem
 
 PREDICATE: dict[str, Any] = {"type": "predicate", "instructions": "The customer is angry."}
 CHOICE: dict[str, Any] = {

@@ -8,8 +8,8 @@ import typing
 
 import pytest
 
-from switchyard_runtime.contracts.dispatch import Shape, shape
-from switchyard_runtime.errors import Kind, Problem
+from steelyard_runtime.contracts.dispatch import Shape, shape
+from steelyard_runtime.errors import Kind, Problem
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_one_shape(body: dict[str, object], name: str) -> None:
 @pytest.mark.parametrize("name", ["semif", "systemone", "openai_decisions"])
 def test_a_shape_is_the_name_of_its_module(name: str) -> None:
     assert name in typing.get_args(Shape)
-    module = importlib.import_module(f"switchyard_runtime.contracts.{name}")
+    module = importlib.import_module(f"steelyard_runtime.contracts.{name}")
     assert name == module.NAME
 
 

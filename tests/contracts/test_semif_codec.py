@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard_runtime.contracts import semif
-from switchyard_runtime.contracts.limits import Limits
-from switchyard_runtime.errors import Kind, Problem
+from steelyard_runtime.contracts import semif
+from steelyard_runtime.contracts.limits import Limits
+from steelyard_runtime.errors import Kind, Problem
 
 DECISION: dict[str, Any] = {
     "id": "ticket-1",

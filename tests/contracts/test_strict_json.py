@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from switchyard_runtime.errors import Kind, Problem
-from switchyard_runtime.strict_json import MAX_INTEGER_DIGITS, parse
+from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.strict_json import MAX_INTEGER_DIGITS, parse
 
 SCALARS = (
     st.none()

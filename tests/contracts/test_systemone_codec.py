@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from jevcompat.validate import validate_answer
 from typesafe_sdk import SystemOneResponse
 
-from switchyard_runtime.contracts import systemone
-from switchyard_runtime.contracts.limits import Limits
-from switchyard_runtime.errors import Kind, Problem
+from steelyard_runtime.contracts import systemone
+from steelyard_runtime.contracts.limits import Limits
+from steelyard_runtime.errors import Kind, Problem
 
 NOUL: dict[str, Any] = {"type": "noul", "instructions": "Refund?"}
 CHOICE: dict[str, Any] = {"type": "choice", "instructions": "Team?", "criteria": {"Billing": "Payments", "Sales": None}}

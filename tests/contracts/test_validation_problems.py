@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Discriminator, Field, ValidationError, field_validator
 
-from switchyard_runtime.contracts import openai_decisions, semif, systemone
-from switchyard_runtime.contracts.limits import Limits
-from switchyard_runtime.contracts.text import labelled, render
-from switchyard_runtime.contracts.validation import MAX_DETAILS, Strict, from_pydantic, quote
-from switchyard_runtime.errors import Kind, Problem
+from steelyard_runtime.contracts import openai_decisions, semif, systemone
+from steelyard_runtime.contracts.limits import Limits
+from steelyard_runtime.contracts.text import labelled, render
+from steelyard_runtime.contracts.validation import MAX_DETAILS, Strict, from_pydantic, quote
+from steelyard_runtime.errors import Kind, Problem
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

@@ -17,7 +17,7 @@ from world import CHAT, DECISION, DECISION_STACK, QUESTION, REPOSITORY, World, d
 
 Client = Callable[[str], Any]
 
-ARTIFACTS, BUILDS = "Switchyard-dev-Artifacts", "Switchyard-dev-Build"
+ARTIFACTS, BUILDS = "Steelyard-dev-Artifacts", "Steelyard-dev-Build"
 OTHER_BUCKET = "somebody-elses-bucket"
 OTHER_REPOSITORY = "somebody-elses-repository"
 OTHER_KEY = "models/gemma-3-270m-it/0/model.gguf"

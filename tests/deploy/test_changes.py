@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from world import CHAT, DECISION, DECISION_STACK, GREETING, Wanted, World, digest
 
-from switchyard.environment import load_environment
+from steelyard.environment import load_environment
 
 MODEL, CONFIG, ENDPOINT = "AWS::SageMaker::Model", "AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Endpoint"
 
@@ -19,7 +19,7 @@ def failures(outcomes: list[Any]) -> list[Any]:
 
 def test_first_deployment_answers(world: World) -> None:
     for part in ("Artifacts", "Build", "Observability", "Endpoint-decision", "Endpoint-chat"):
-        assert world.status(f"Switchyard-dev-{part}").removeprefix("UPDATE_").removeprefix("CREATE_") == "COMPLETE"
+        assert world.status(f"Steelyard-dev-{part}").removeprefix("UPDATE_").removeprefix("CREATE_") == "COMPLETE"
     outputs = world.outputs(DECISION_STACK)
     assert outputs["EndpointName"] == load_environment("dev").endpoint_name("decision") == DECISION
     assert (outputs["Kind"], outputs["Release"]) == ("decision", "tiny")
@@ -100,7 +100,7 @@ def test_change_replaces_what_it_must_under_traffic(
 
 def test_changed_environment_variable_reaches_the_answers_at_one_point_in_time(world: World) -> None:
     old, new = world.ask()["result"]["model"]["id"], f"renamed-{digest()[-8:]}"
-    replaced, answers = deploy_under_traffic(world, {"variables": {"SWITCHYARD_MODEL_ID": new}})
+    replaced, answers = deploy_under_traffic(world, {"variables": {"STEELYARD_MODEL_ID": new}})
     assert replaced == {MODEL, CONFIG}
     names = [each["model"]["id"] for each in answers]
     switch = names.index(new)
@@ -110,7 +110,7 @@ def test_changed_environment_variable_reaches_the_answers_at_one_point_in_time(w
 
 
 def broken_image(world: World) -> Wanted:
-    image = world.cloud.register_image("switchyard-dev", digest(), command=["false"])
+    image = world.cloud.register_image("steelyard-dev", digest(), command=["false"])
     return world.change(image=image)
 
 

@@ -23,7 +23,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(world: World) -> Run:
-    return world.switchyard
+    return world.steelyard
 
 
 def test_invoke_prints_a_decision(run: Run) -> None:
@@ -66,9 +66,9 @@ def test_invoke_with_a_kind_asks_no_stack(run: Run) -> None:
         (["chat", "hello", "--state", "a"], 2, "--state: for decisions"),
         (["decision", *DECISION, "--seed", "0"], 2, "--seed: for chat"),
         (["nothing", "hello"], 2, "there is no endpoint 'nothing' in the environment 'dev'; it has chat, decision"),
-        (["decision-cpu", "--env", "staging", "--kind", "decision", *DECISION], 4, "there is no endpoint switchyard-"),
+        (["decision-cpu", "--env", "staging", "--kind", "decision", *DECISION], 4, "there is no endpoint steelyard-"),
         (["decision-cpu", "--env", "staging", *DECISION], 1, "is not deployed in 'staging'"),
-        (["chat", "hello", "--max-tokens", "1000000000"], 3, "the endpoint switchyard-dev-chat refused (4"),
+        (["chat", "hello", "--max-tokens", "1000000000"], 3, "the endpoint steelyard-dev-chat refused (4"),
     ],
 )
 def test_invoke_says_what_is_wrong(run: Run, words: list[str], code: int, said: str) -> None:
@@ -112,13 +112,13 @@ def test_cloud_tells_how_to_reach_it(world: World, run: Run) -> None:
 
 def test_sweep_removes_only_what_aws_made_again(world: World, run: Run) -> None:
     logs = world.client("logs")
-    again = "/aws/sagemaker/Endpoints/switchyard-dev-gone"
-    builds = "/aws/codebuild/Switchyard-dev-Gone-ImagecpuBuild-1A2B"
-    kept = "/aws/sagemaker/Endpoints/switchyard-dev-kept"
-    others = ("/aws/sagemaker/Endpoints/somebody-else", "/aws/sagemaker/Endpoints/switchyard-developers-x")
+    again = "/aws/sagemaker/Endpoints/steelyard-dev-gone"
+    builds = "/aws/codebuild/Steelyard-dev-Gone-ImagecpuBuild-1A2B"
+    kept = "/aws/sagemaker/Endpoints/steelyard-dev-kept"
+    others = ("/aws/sagemaker/Endpoints/somebody-else", "/aws/sagemaker/Endpoints/steelyard-developers-x")
     for name in (again, builds, *others):
         logs.create_log_group(logGroupName=name)
-    logs.create_log_group(logGroupName=kept, tags={"switchyard:environment": "dev"})
+    logs.create_log_group(logGroupName=kept, tags={"steelyard:environment": "dev"})
     before = groups(world)
 
     listed = run("sweep")
@@ -149,11 +149,11 @@ def test_up_deploys_asks_and_says_where_everything_is(world: World, run: Run, tm
     world.stands = False
     done = run("up", "--local", "--home", str(world.cloud.options.home), "--release", str(manifest))
     assert done.returncode == 0, done.stderr
-    for word in ("a decision by switchyard-dev-decision", "delivery", "a chat with switchyard-dev-chat"):
+    for word in ("a decision by steelyard-dev-decision", "delivery", "a chat with steelyard-dev-chat"):
         assert word in done.stdout
-    for word in (world.cloud.details.url, world.bucket(), "Switchyard-dev-Endpoint-chat", "release tiny-up"):
+    for word in (world.cloud.details.url, world.bucket(), "Steelyard-dev-Endpoint-chat", "release tiny-up"):
         assert word in done.stdout
-    assert world.outputs("Switchyard-dev-Endpoint-chat")["Release"] == "tiny-up"
+    assert world.outputs("Steelyard-dev-Endpoint-chat")["Release"] == "tiny-up"
 
 
 def documented() -> Iterator[Any]:
@@ -171,7 +171,7 @@ def test_documented_examples_run(world: World, language: str, code: str) -> None
     command = ["bash", "-euo", "pipefail", "-c", code] if language == "bash" else [sys.executable, "-c", code]
     # A shell block says itself where it goes; a program is started in a shell that has been sent there.
     sent = {} if language == "bash" else world.cloud.environment()
-    home = {"SWITCHYARD_CLOUD": str(world.cloud.options.home)}
+    home = {"STEELYARD_CLOUD": str(world.cloud.options.home)}
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **home, **sent}, capture_output=True, text=True, timeout=120
     )

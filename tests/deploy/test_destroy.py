@@ -1,4 +1,4 @@
-"""``switchyard down`` after traffic, with objects, versions and images inside, leaves nothing."""
+"""``steelyard down`` after traffic, with objects, versions and images inside, leaves nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 from world import CHAT, GREETING, REPOSITORY, World, digest
 
-REMOVED = "Switchyard-dev-Endpoint-removed"
+REMOVED = "Steelyard-dev-Endpoint-removed"
 
 
 @pytest.fixture
@@ -43,18 +43,18 @@ def test_destroyed_environment_leaves_nothing(furnished: World) -> None:
     assert world.cloud.processes()
     # Who says no keeps all of it.
     standing = world.everything()
-    refused = world.switchyard("down", stdin="n\n")
+    refused = world.steelyard("down", stdin="n\n")
     assert refused.returncode == 1
     assert f"Delete {REMOVED}, which environments/dev.toml no longer has?" in refused.stderr
     assert f"nothing was destroyed: {REMOVED} must go before the rest" in refused.stderr
     assert world.everything() == standing
     world.stands = False
-    done = world.switchyard("down", "--yes")
+    done = world.steelyard("down", "--yes")
     assert done.returncode == 0, done.stderr
     assert f"deleting {REMOVED}, which environments/dev.toml no longer has" in done.stderr
     assert done.stderr.index(f"deleting {REMOVED}") < done.stderr.index("cdk destroy --all")
     assert "no stack of dev is left" in done.stderr
     assert world.everything() == world.untouched
     # A second time there is nothing to do.
-    again = world.switchyard("down", "--yes")
+    again = world.steelyard("down", "--yes")
     assert again.returncode == 0, again.stderr

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, EventStreamError
 
-from switchyard.endpoint_client import EndpointClient
-from switchyard.exit_codes import CommandError, ExitCode
+from steelyard.endpoint_client import EndpointClient
+from steelyard.exit_codes import CommandError, ExitCode
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

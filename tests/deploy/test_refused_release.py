@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from world import DECISION_STACK, REPOSITORY, Wanted, World, digest
 
-from switchyard.releases.manifest import write_release
+from steelyard.releases.manifest import write_release
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 
@@ -104,7 +104,7 @@ def test_refused_before_anything_changes_and_the_old_release_serves(
     assert world.serving() == before
     assert world.cloud.processes() == processes
     assert world.everything() == everything
-    assert touched(world) <= {"Gate", "Switchyard-dev-Endpoint-decision"}
+    assert touched(world) <= {"Gate", "Steelyard-dev-Endpoint-decision"}
 
 
 def touched(world: World) -> set[str]:
@@ -128,7 +128,7 @@ def test_the_command_refuses_it_before_it_calls_the_cdk(
     manifest, path = write_release(wanted.sealed_data(), folder=tmp_path)
     before, stack = world.serving(), world.updated()
     words = ("--local", "--home", str(world.cloud.options.home), "--release", str(path))
-    done = world.switchyard("up", *words)
+    done = world.steelyard("up", *words)
     world.stands = False
     assert done.returncode != 0
     assert "Traceback" not in done.stderr

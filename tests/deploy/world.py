@@ -20,16 +20,16 @@ import aws_cdk as cdk
 
 import tiny_models
 from stacks.environment_app import add_environment, pinned_context
-from switchyard.environment import Environment, parse_environment
-from switchyard.nodejs import cdk_command, with_packaged_node
-from switchyard.releases.manifest import Release, parse_release, sealed
-from switchyard_localcloud import LocalCloud
+from steelyard.environment import Environment, parse_environment
+from steelyard.nodejs import cdk_command, with_packaged_node
+from steelyard.releases.manifest import Release, parse_release, sealed
+from steelyard_localcloud import LocalCloud
 
-REPOSITORY = "switchyard-dev"
+REPOSITORY = "steelyard-dev"
 ENDPOINT_TYPES = ("AWS::SageMaker::Model", "AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Endpoint")
-DECISION = "switchyard-dev-decision"
-CHAT = "switchyard-dev-chat"
-DECISION_STACK = "Switchyard-dev-Endpoint-decision"
+DECISION = "steelyard-dev-decision"
+CHAT = "steelyard-dev-chat"
+DECISION_STACK = "Steelyard-dev-Endpoint-decision"
 
 QUESTION = {
     "decision": {
@@ -42,7 +42,7 @@ QUESTION = {
 GREETING = {"messages": [{"role": "user", "content": "the answer"}], "max_tokens": 4, "temperature": 0}
 
 # Processes of tests share two cores; see tests/conftest.py.
-PROCESSES = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1", "SWITCHYARD_DEADLINE_S": "600"}
+PROCESSES = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1", "STEELYARD_DEADLINE_S": "600"}
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Wanted:
     def release_data(self, identifier: str = "tiny") -> dict[str, Any]:
         image = {"architecture": "x86_64", "llama_cpp": "b10433"}
         return {
-            "format": "switchyard-release/1",
+            "format": "steelyard-release/1",
             "id": identifier,
             "sample": True,
             "models": {"decision": self.model.released(), "chat": self.model.released()},
@@ -195,10 +195,10 @@ class World:
         )
         return Done(done.returncode, done.stdout)
 
-    def switchyard(self, *words: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run our command, with the variables that ``switchyard cloud env`` prints."""
+    def steelyard(self, *words: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run our command, with the variables that ``steelyard cloud env`` prints."""
         return subprocess.run(
-            [sys.executable, "-m", "switchyard", *words],
+            [sys.executable, "-m", "steelyard", *words],
             env={**os.environ, **self.cloud.environment(), "COLUMNS": "200", **variables},
             input=stdin,
             capture_output=True,
@@ -214,7 +214,7 @@ class World:
         """Deploy what is wanted, unless it stands."""
         if not self.stands:
             assembly = self.synth(self.wanted)
-            self._must("deploy", "Switchyard-dev-Artifacts", "Switchyard-dev-Build", assembly=assembly)
+            self._must("deploy", "Steelyard-dev-Artifacts", "Steelyard-dev-Build", assembly=assembly)
             self.provide(self.wanted)
             self._must("deploy", "--all", assembly=assembly)
             self.stands = True
@@ -252,7 +252,7 @@ class World:
             self.cloud.register_image(REPOSITORY, wanted.image)
 
     def bucket(self) -> str:
-        return self.outputs("Switchyard-dev-Artifacts")["BucketName"]
+        return self.outputs("Steelyard-dev-Artifacts")["BucketName"]
 
     def outputs(self, stack: str) -> dict[str, str]:
         found = self.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]

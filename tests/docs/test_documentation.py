@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.cli import app
-from switchyard.exit_codes import ExitCode
-from switchyard.setting_flags import environment_name, flag_names
-from switchyard_runtime.errors import Kind
-from switchyard_runtime.http.app import ROUTES
-from switchyard_runtime.settings import Settings
+from steelyard.cli import app
+from steelyard.exit_codes import ExitCode
+from steelyard.setting_flags import environment_name, flag_names
+from steelyard_runtime.errors import Kind
+from steelyard_runtime.http.app import ROUTES
+from steelyard_runtime.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -73,7 +73,7 @@ def test_every_command_is_documented():
         names += [f"{group.name} {command.name or command.callback.__name__}" for command in inner]
     assert len(names) >= 8
     for name in names:
-        assert f"## `switchyard {name}`" in page
+        assert f"## `steelyard {name}`" in page
 
 
 def anchors(path):
@@ -110,14 +110,14 @@ def runnable():
 
 def test_there_are_examples_of_every_client():
     blocks = [param.values for param in runnable()]
-    for word in ("curl", "from openai import", "typesafe_sdk", "switchyard decide"):
+    for word in ("curl", "from openai import", "typesafe_sdk", "steelyard decide"):
         assert any(word in code for _, code in blocks), word
 
 
 @pytest.mark.parametrize(("language", "code"), list(runnable()))
 def test_examples_run(language, code, server):
     code = code.replace(SERVED, server.url).replace(".venv/bin/", str(Path(sys.executable).parent) + "/")
-    environment = os.environ | {"SWITCHYARD_URL": server.url}
+    environment = os.environ | {"STEELYARD_URL": server.url}
     command = ["bash", "-euo", "pipefail", "-c", code] if language == "bash" else [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard_runtime.engine import abi, llama
+from steelyard_runtime.engine import abi, llama
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -131,8 +131,8 @@ def test_a_library_that_brings_its_process_down_is_refused(tmp_path):
 
 
 def test_a_server_over_a_missing_library_ends_with_a_sentence(tmp_path):
-    command = [sys.executable, "-m", "switchyard_runtime.http.serve"]
-    environment = {"PATH": "/usr/bin:/bin", "LLAMA_CPP_LIB_PATH": str(tmp_path), "SWITCHYARD_PORT": "0"}
+    command = [sys.executable, "-m", "steelyard_runtime.http.serve"]
+    environment = {"PATH": "/usr/bin:/bin", "LLAMA_CPP_LIB_PATH": str(tmp_path), "STEELYARD_PORT": "0"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "Traceback" not in done.stdout + done.stderr

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from switchyard_runtime.engine.admission import Admission
-from switchyard_runtime.engine.meter import Meter
-from switchyard_runtime.errors import Kind, Problem
+from steelyard_runtime.engine.admission import Admission
+from steelyard_runtime.engine.meter import Meter
+from steelyard_runtime.errors import Kind, Problem
 
 
 @pytest.mark.parametrize("chat", [True, False])

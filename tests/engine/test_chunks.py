@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard_runtime.engine.chunks import SHORTEST, SMALLER, TILE, Chunks
-from switchyard_runtime.engine.meter import Meter
+from steelyard_runtime.engine.chunks import SHORTEST, SMALLER, TILE, Chunks
+from steelyard_runtime.engine.meter import Meter
 
 
 @given(

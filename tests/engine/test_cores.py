@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard_runtime.engine import cores
+from steelyard_runtime.engine import cores
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:

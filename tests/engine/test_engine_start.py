@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 import tiny_models
-from switchyard_runtime.engine import llama, start
-from switchyard_runtime.engine.interface import Done, Event, Failed, GenerationJob, Piece, Sampling
-from switchyard_runtime.engine.start import EngineStartError, start_engine
-from switchyard_runtime.settings import load_settings
+from steelyard_runtime.engine import llama, start
+from steelyard_runtime.engine.interface import Done, Event, Failed, GenerationJob, Piece, Sampling
+from steelyard_runtime.engine.start import EngineStartError, start_engine
+from steelyard_runtime.settings import load_settings
 
 
 def refusal(model: Path, **changes: object) -> str:

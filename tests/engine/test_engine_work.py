@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 import tiny_models
-from switchyard_runtime.engine import chats
-from switchyard_runtime.engine.admission import LONGEST_PROMISE_S
-from switchyard_runtime.engine.core import LlamaEngine
-from switchyard_runtime.engine.interface import (
+from steelyard_runtime.engine import chats
+from steelyard_runtime.engine.admission import LONGEST_PROMISE_S
+from steelyard_runtime.engine.core import LlamaEngine
+from steelyard_runtime.engine.interface import (
     Delta,
     Done,
     EmbeddingJob,
@@ -36,13 +36,13 @@ from switchyard_runtime.engine.interface import (
     ScorePrompt,
     Segment,
 )
-from switchyard_runtime.engine.llama import Context, LlamaError, Model
-from switchyard_runtime.engine.segments import ROWS, TILE
-from switchyard_runtime.engine.start import start_engine
-from switchyard_runtime.engine.turns import Turns
-from switchyard_runtime.engine.work import Waiter
-from switchyard_runtime.errors import Kind, Problem
-from switchyard_runtime.settings import load_settings
+from steelyard_runtime.engine.llama import Context, LlamaError, Model
+from steelyard_runtime.engine.segments import ROWS, TILE
+from steelyard_runtime.engine.start import start_engine
+from steelyard_runtime.engine.turns import Turns
+from steelyard_runtime.engine.work import Waiter
+from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.settings import load_settings
 
 WAIT_S = 60
 

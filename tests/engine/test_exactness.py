@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import tiny_models
-from switchyard_runtime.engine.core import LlamaEngine
-from switchyard_runtime.engine.interface import (
+from steelyard_runtime.engine.core import LlamaEngine
+from steelyard_runtime.engine.interface import (
     Done,
     Event,
     Failed,
@@ -33,8 +33,8 @@ from switchyard_runtime.engine.interface import (
     ScorePrompt,
     Segment,
 )
-from switchyard_runtime.engine.start import start_engine
-from switchyard_runtime.settings import Settings, load_settings
+from steelyard_runtime.engine.start import start_engine
+from steelyard_runtime.settings import Settings, load_settings
 
 CLIENTS = 32
 WORDS = ["order", "refund", "parcel", "login", "error", "invoice", "plan", "quote", "urgent", "late", "please", "never"]

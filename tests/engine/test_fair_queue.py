@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard_runtime.engine.fair_queue import FairQueue
+from steelyard_runtime.engine.fair_queue import FairQueue
 
 
 def test_one_callers_many_requests_do_not_keep_another_waiting() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny_models
-from switchyard_runtime.engine.gguf_header import (
+from steelyard_runtime.engine.gguf_header import (
     MAX_ARRAY_STRINGS,
     MAX_HEADER_BYTES,
     MAX_KEPT_STRING_BYTES,

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import tiny_models
-from switchyard_runtime.engine.core import LlamaEngine
-from switchyard_runtime.engine.interface import Piece, Score, ScoreJob, ScorePrompt, Segment
-from switchyard_runtime.engine.llama import Snapshot
-from switchyard_runtime.engine.start import start_engine
-from switchyard_runtime.settings import load_settings
+from steelyard_runtime.engine.core import LlamaEngine
+from steelyard_runtime.engine.interface import Piece, Score, ScoreJob, ScorePrompt, Segment
+from steelyard_runtime.engine.llama import Snapshot
+from steelyard_runtime.engine.start import start_engine
+from steelyard_runtime.settings import load_settings
 
 WAIT_S = 120
 KINDS = ("llama", "gemma3", "qwen35", "mamba2")

@@ -19,12 +19,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import tiny_models
-from switchyard_runtime.engine.core import LlamaEngine
-from switchyard_runtime.engine.interface import Delta, Done, Event, Failed, Finished, GenerationJob, Piece, Sampling
-from switchyard_runtime.engine.json_output import LARGEST_SCHEMA, JsonOutput, JsonOutputError
-from switchyard_runtime.engine.start import start_engine
-from switchyard_runtime.errors import Kind, Problem
-from switchyard_runtime.settings import load_settings
+from steelyard_runtime.engine.core import LlamaEngine
+from steelyard_runtime.engine.interface import Delta, Done, Event, Failed, Finished, GenerationJob, Piece, Sampling
+from steelyard_runtime.engine.json_output import LARGEST_SCHEMA, JsonOutput, JsonOutputError
+from steelyard_runtime.engine.start import start_engine
+from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.settings import load_settings
 
 WAIT_S = 60
 
@@ -323,7 +323,7 @@ def test_a_choice_that_ends_its_generation_ends_the_prompts_of_the_others(tmp_pa
         engine.close(timeout_s=0)
 
 
-FULL = os.environ.get("SWITCHYARD_FUZZ") == "full"
+FULL = os.environ.get("STEELYARD_FUZZ") == "full"
 
 
 @pytest.mark.timeout(3600 if FULL else 300)

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from switchyard_runtime.engine import meter as module
-from switchyard_runtime.engine.meter import Meter
+from steelyard_runtime.engine import meter as module
+from steelyard_runtime.engine.meter import Meter
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import tiny_models
-from switchyard_runtime.engine import gguf_header, model_files
-from switchyard_runtime.engine.model_files import ModelFileError, resolve, sha256
+from steelyard_runtime.engine import gguf_header, model_files
+from steelyard_runtime.engine.model_files import ModelFileError, resolve, sha256
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard_runtime.engine.interface import Segment
-from switchyard_runtime.engine.llama import Snapshot
-from switchyard_runtime.engine.prefixes import Chain, PrefixStore, length
+from steelyard_runtime.engine.interface import Segment
+from steelyard_runtime.engine.llama import Snapshot
+from steelyard_runtime.engine.prefixes import Chain, PrefixStore, length
 
 A, B, C = Segment((1, 2)), Segment((3,)), Segment((4, 5, 6))
 SECRET = Segment((7, 8), private=True)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import tiny_models
-from switchyard_runtime.engine import probe
-from switchyard_runtime.engine.llama import Context, ContextShape, opened
-from switchyard_runtime.engine.probe import Finding, conclude, examine
-from switchyard_runtime.engine.start import start_engine
-from switchyard_runtime.settings import load_settings
+from steelyard_runtime.engine import probe
+from steelyard_runtime.engine.llama import Context, ContextShape, opened
+from steelyard_runtime.engine.probe import Finding, conclude, examine
+from steelyard_runtime.engine.start import start_engine
+from steelyard_runtime.settings import load_settings
 
 SHAPE = ContextShape(sequence_tokens=256, sequences=2, batch_tokens=64, threads=1)
 
@@ -54,7 +54,7 @@ def test_a_snapshot_that_differs_is_seen(model: Path, monkeypatch: pytest.Monkey
     restore = Context.restore
 
     def forgetful(context: Context, snapshot: object, sequence: int) -> None:
-        from switchyard_runtime.engine.segments import evaluate
+        from steelyard_runtime.engine.segments import evaluate
 
         if sequence == 1:
             evaluate(context, [5] * probe.PREFIX_TOKENS, sequence=sequence, position=0, output=False)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import tiny_models
-from switchyard_runtime.engine.interface import Logits
-from switchyard_runtime.engine.llama import Context, ContextShape, Run, opened
-from switchyard_runtime.engine.segments import DEEP, ROWS, TILE, evaluate
+from steelyard_runtime.engine.interface import Logits
+from steelyard_runtime.engine.llama import Context, ContextShape, Run, opened
+from steelyard_runtime.engine.segments import DEEP, ROWS, TILE, evaluate
 
 TOKENS = [(7 * index) % 200 + 5 for index in range(90)]
 

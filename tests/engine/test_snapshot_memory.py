@@ -6,8 +6,8 @@ import ctypes
 
 import pytest
 
-from switchyard_runtime.engine.llama import OWN_PAGES_FROM, room
-from switchyard_runtime.engine.memory import used
+from steelyard_runtime.engine.llama import OWN_PAGES_FROM, room
+from steelyard_runtime.engine.memory import used
 
 COUNT = 32
 

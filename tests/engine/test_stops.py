@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import tiny_models
-from switchyard_runtime.engine.interface import Logits
-from switchyard_runtime.engine.llama import Context, ContextShape, LlamaError, Model, Run
+from steelyard_runtime.engine.interface import Logits
+from steelyard_runtime.engine.llama import Context, ContextShape, LlamaError, Model, Run
 
 SHAPE = ContextShape(sequence_tokens=256, sequences=2, batch_tokens=128, threads=1)
 CHUNK = [(7 * index) % 200 + 5 for index in range(100)]

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard_runtime.engine.interface import TokenLogprob
-from switchyard_runtime.engine.text import Logprob, TextAssembler
+from steelyard_runtime.engine.interface import TokenLogprob
+from steelyard_runtime.engine.text import Logprob, TextAssembler
 
 
 def logprob(index: int, data: bytes) -> Logprob:

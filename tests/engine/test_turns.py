@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard_runtime.engine.turns import CHATS_SHARE, IN_A_ROW, Turns
+from steelyard_runtime.engine.turns import CHATS_SHARE, IN_A_ROW, Turns
 
 seconds = st.floats(min_value=1e-3, max_value=10)
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny_models
-from switchyard_runtime.engine.interface import Piece
-from switchyard_runtime.engine.llama import Model, Vocabulary
+from steelyard_runtime.engine.interface import Piece
+from steelyard_runtime.engine.llama import Model, Vocabulary
 
 KINDS = ("llama", "llama-space-prefix", "qwen35")
 

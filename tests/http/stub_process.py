@@ -16,9 +16,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from steelyard_runtime.http.serve import main
+from steelyard_runtime.settings import Settings
 from stub_engine import StubEngine
-from switchyard_runtime.http.serve import main
-from switchyard_runtime.settings import Settings
 
 ENGINE: list[StubEngine] = []
 
@@ -38,9 +38,9 @@ def start_engine(settings: Settings) -> StubEngine:
     return ENGINE[0]
 
 
-stand_in: Any = types.ModuleType("switchyard_runtime.engine.start")
+stand_in: Any = types.ModuleType("steelyard_runtime.engine.start")
 stand_in.start_engine, stand_in.EngineStartError = start_engine, EngineStartError
-sys.modules["switchyard_runtime.engine.start"] = stand_in
+sys.modules["steelyard_runtime.engine.start"] = stand_in
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, lambda *_: ENGINE[0].die())

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from steelyard_runtime.chat_template import ChatTemplate
+from steelyard_runtime.decision import Answer, DecisionRequest, Option, Question
+from steelyard_runtime.services.answer_cache import AnswerCache
+from steelyard_runtime.services.decisions import DecisionService
+from steelyard_runtime.settings import Settings
 from stub_engine import StubEngine
-from switchyard_runtime.chat_template import ChatTemplate
-from switchyard_runtime.decision import Answer, DecisionRequest, Option, Question
-from switchyard_runtime.services.answer_cache import AnswerCache
-from switchyard_runtime.services.decisions import DecisionService
-from switchyard_runtime.settings import Settings
 
 OPTIONS = (Option(id="a", text="apples"), Option(id="b", text="bananas"))
 

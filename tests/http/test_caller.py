@@ -9,10 +9,10 @@ from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 
 from fuzzing import OF_PATH
+from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.http.caller import CALLER_HEADER, caller_of
+from steelyard_runtime.http.request_id import ATTRIBUTES_HEADER
 from stub_engine import StubEngine
-from switchyard_runtime.errors import Kind, Problem
-from switchyard_runtime.http.caller import CALLER_HEADER, caller_of
-from switchyard_runtime.http.request_id import ATTRIBUTES_HEADER
 
 Lines = list[tuple[str, str]]
 

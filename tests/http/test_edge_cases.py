@@ -166,7 +166,7 @@ def test_a_client_that_leaves_mid_stream_frees_its_place(tiny_server: ServerProc
 
     def active() -> float:
         text = httpx.get(f"{tiny_server.url}/metrics").text
-        line = next(line for line in text.splitlines() if line.startswith("switchyard_engine_active_generations "))
+        line = next(line for line in text.splitlines() if line.startswith("steelyard_engine_active_generations "))
         return float(line.split()[1])
 
     assert eventually(lambda: active() == 0)

@@ -1,6 +1,6 @@
 """Fuzzing: requests made from our own OpenAPI document, and mutated bodies, against a server process.
 
-Only the forward pass is stubbed. A bounded share runs by default; ``SWITCHYARD_FUZZ=full`` sends at least 20,000
+Only the forward pass is stubbed. A bounded share runs by default; ``STEELYARD_FUZZ=full`` sends at least 20,000
 requests. Whatever is sent, the answer has a documented status and shape and is not a 5xx; afterwards the server is
 healthy and has not grown.
 """
@@ -24,9 +24,9 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from fuzzing import INEXPRESSIBLE, LIMITS, ODD_VALUES, OF_PATH, Fuzzed, mutate_bytes, mutate_value
 from live_server import ServerProcess
-from switchyard_runtime.http.app import ROUTES
+from steelyard_runtime.http.app import ROUTES
 
-FULL = os.environ.get("SWITCHYARD_FUZZ") == "full"
+FULL = os.environ.get("STEELYARD_FUZZ") == "full"
 FULL_TOTAL = 20_000
 PER_POST = 450 if FULL else 25
 PER_GET = 20 if FULL else 3
@@ -118,7 +118,7 @@ def test_afterwards_the_server_is_healthy_and_has_not_grown(fuzzed: Fuzzed) -> N
         for body in bodies:
             assert fuzzed.client.post(path, json=body).status_code == 200
     counts = re.findall(
-        r'^switchyard_http_requests_total{.*status="(\d+)"} ([\d.]+)', fuzzed.client.get("/metrics").text, re.M
+        r'^steelyard_http_requests_total{.*status="(\d+)"} ([\d.]+)', fuzzed.client.get("/metrics").text, re.M
     )
     assert sum(float(count) for status, count in counts if status.startswith("5")) == 0
     assert not [line for line in fuzzed.process.lines if line["level"] == "error"]

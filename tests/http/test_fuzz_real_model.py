@@ -1,6 +1,6 @@
 """Fuzzing with the embedded model behind it: the forward pass is real, so that no odd request harms the engine.
 
-A bounded share runs by default; ``SWITCHYARD_FUZZ=full`` sends at least 300 requests.
+A bounded share runs by default; ``STEELYARD_FUZZ=full`` sends at least 300 requests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fuzzing import LIMITS, ODD_VALUES, OF_PATH, Fuzzed, mutate_value
 from live_server import ServerProcess
 
-FULL = os.environ.get("SWITCHYARD_FUZZ") == "full"
+FULL = os.environ.get("STEELYARD_FUZZ") == "full"
 PER_PATH = 60 if FULL else 5
 PATHS = [path for path in OF_PATH if path != "/v1/embeddings"]  # the model has no pooling
 DECISION = {"id": "d", "state": "late", "question": "team?", "options": [{"id": "x"}, {"id": "y"}]}

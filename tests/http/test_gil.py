@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from switchyard_runtime.http import serve as module
-from switchyard_runtime.settings import load_settings
+from steelyard_runtime.http import serve as module
+from steelyard_runtime.settings import load_settings
 
 
 @pytest.fixture

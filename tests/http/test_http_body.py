@@ -9,8 +9,8 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 
-from switchyard_runtime.http.headers import elements
-from switchyard_runtime.settings import Settings
+from steelyard_runtime.http.headers import elements
+from steelyard_runtime.settings import Settings
 
 POSTS = ["/invocations", "/v1/systemone", "/v1/decisions", "/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 

@@ -11,12 +11,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.http.app import create_app
+from steelyard_runtime.http.observability.logs import ForwardToLog, make_log
+from steelyard_runtime.http.runtime import Runtime, build_services
+from steelyard_runtime.settings import Settings
 from stub_engine import StubEngine
-from switchyard_runtime.errors import Kind, Problem
-from switchyard_runtime.http.app import create_app
-from switchyard_runtime.http.observability.logs import ForwardToLog, make_log
-from switchyard_runtime.http.runtime import Runtime, build_services
-from switchyard_runtime.settings import Settings
 
 SECRET = "Zebra-4711-secret"
 
@@ -156,14 +156,14 @@ def test_metrics_count_requests_and_the_engines_work(observed: Observed, decisio
     observed.client.post("/invocations", json=decision)
     observed.client.post("/invocations", json={})
     samples = observed.samples()
-    assert samples["switchyard_http_requests_total", "/invocations", "200", "ok", "semif"] == 1
-    assert samples["switchyard_http_requests_total", "/invocations", "400", "none", "unknown_shape"] == 1
-    assert samples["switchyard_http_request_duration_seconds_count", "/invocations", "semif"] == 1
-    assert samples["switchyard_queue_seconds_count", "semif"] == 1
-    assert samples[("switchyard_engine_decoded_tokens_total",)] == observed.engine.counters.decoded_tokens > 0
-    assert samples[("switchyard_engine_queue_depth",)] == 0
-    assert samples[("switchyard_ready",)] == 1
-    assert any(key[0] == "switchyard_identity_info" and "5" * 64 in key for key in samples)
+    assert samples["steelyard_http_requests_total", "/invocations", "200", "ok", "semif"] == 1
+    assert samples["steelyard_http_requests_total", "/invocations", "400", "none", "unknown_shape"] == 1
+    assert samples["steelyard_http_request_duration_seconds_count", "/invocations", "semif"] == 1
+    assert samples["steelyard_queue_seconds_count", "semif"] == 1
+    assert samples[("steelyard_engine_decoded_tokens_total",)] == observed.engine.counters.decoded_tokens > 0
+    assert samples[("steelyard_engine_queue_depth",)] == 0
+    assert samples[("steelyard_ready",)] == 1
+    assert any(key[0] == "steelyard_identity_info" and "5" * 64 in key for key in samples)
 
 
 def test_callers_cannot_make_time_series(observed: Observed) -> None:
@@ -180,7 +180,7 @@ def test_callers_cannot_make_time_series(observed: Observed) -> None:
 def test_two_applications_share_no_metrics(observed: Observed, decision: Any) -> None:
     other = Observed()
     other.client.post("/invocations", json=decision)
-    counted = ("switchyard_http_requests_total", "/invocations", "200", "ok", "semif")
+    counted = ("steelyard_http_requests_total", "/invocations", "200", "ok", "semif")
     assert counted in other.samples()
     assert counted not in observed.samples()
 

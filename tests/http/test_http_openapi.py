@@ -8,9 +8,9 @@ import jsonschema_rs
 import pytest
 from starlette.testclient import TestClient
 
-from switchyard_runtime.http.app import ROUTES
-from switchyard_runtime.http.openapi import document
-from switchyard_runtime.settings import Settings
+from steelyard_runtime.http.app import ROUTES
+from steelyard_runtime.http.openapi import document
+from steelyard_runtime.settings import Settings
 
 
 def test_every_route_is_described_and_nothing_else() -> None:

@@ -58,7 +58,7 @@ def test_a_signal_while_loading_ends_it_at_once(monkeypatch: pytest.MonkeyPatch)
 
 def wait_until_accepted(server: ServerProcess) -> None:
     """Until one request has reached the engine."""
-    assert eventually(lambda: "switchyard_engine_queue_depth 1.0" in httpx.get(server.url + "/metrics").text)
+    assert eventually(lambda: "steelyard_engine_queue_depth 1.0" in httpx.get(server.url + "/metrics").text)
 
 
 def test_accepted_work_is_finished_after_sigterm(monkeypatch: pytest.MonkeyPatch, decision: dict[str, Any]) -> None:

@@ -9,12 +9,12 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from steelyard_runtime.engine.interface import Health
+from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.http.app import ROUTES, create_app
+from steelyard_runtime.http.runtime import Runtime
+from steelyard_runtime.settings import Settings
 from stub_engine import StubEngine
-from switchyard_runtime.engine.interface import Health
-from switchyard_runtime.errors import Kind, Problem
-from switchyard_runtime.http.app import ROUTES, create_app
-from switchyard_runtime.http.runtime import Runtime
-from switchyard_runtime.settings import Settings
 
 POSTS = [route.path for route in ROUTES if "POST" in (route.methods or ())]
 GETS = [route.path for route in ROUTES if "GET" in (route.methods or ())]
@@ -94,7 +94,7 @@ def test_while_loading_nothing_but_metrics_and_the_document_is_ready(path: str) 
     assert response.status_code == 503
     assert "loading" in response.text
     assert int(response.headers["retry-after"]) >= 1
-    assert "switchyard_ready 0.0" in client.get("/metrics").text
+    assert "steelyard_ready 0.0" in client.get("/metrics").text
     assert client.get("/openapi.json").status_code == 200
 
 

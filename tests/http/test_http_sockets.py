@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from live_server import ServerThread, eventually
+from steelyard_runtime.http import protocol
+from steelyard_runtime.settings import Settings
 from stub_engine import StubEngine
-from switchyard_runtime.http import protocol
-from switchyard_runtime.settings import Settings
 
 KIB = 1024
 

@@ -16,9 +16,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from fuzzing import INEXPRESSIBLE, OF_PATH, containers, keys
-from switchyard_runtime.contracts.systemone import MAX_LEVELS
-from switchyard_runtime.http.openapi import document
-from switchyard_runtime.settings import Settings
+from steelyard_runtime.contracts.systemone import MAX_LEVELS
+from steelyard_runtime.http.openapi import document
+from steelyard_runtime.settings import Settings
 
 CONFUSED: list[Any] = [False, True, 0, 1, 0.0, -0.0, 1.0, "", "0", "1", "false", "true", None, [], {}]
 

@@ -10,11 +10,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from fuzzing import BODIES, OF_PATH
+from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.services import waiting
+from steelyard_runtime.services.waiting import answered
+from steelyard_runtime.settings import Settings
 from stub_engine import StubEngine
-from switchyard_runtime.errors import Kind, Problem
-from switchyard_runtime.services import waiting
-from switchyard_runtime.services.waiting import answered
-from switchyard_runtime.settings import Settings
 
 SOON = 1e9
 EVERY_WAY = [(path, body) for path, bodies in OF_PATH.items() for body in bodies]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.builds import image
-from switchyard.builds.container_storage import VARIABLE, own_storage
+from steelyard.builds import image
+from steelyard.builds.container_storage import VARIABLE, own_storage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +28,7 @@ _spec.loader.exec_module(stand_in_base)
 def docker_on_path(tmp_path_factory):
     """``docker`` is ours for these tests, so that they are the same with and without a daemon."""
     folder = tmp_path_factory.mktemp("docker")
-    words = shlex.join([sys.executable, "-m", "switchyard.builds.docker_on_buildah"])
+    words = shlex.join([sys.executable, "-m", "steelyard.builds.docker_on_buildah"])
     (folder / "docker").write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
     (folder / "docker").chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
@@ -50,20 +50,20 @@ def recipe(base) -> image.Recipe:
         base=base.reference,
         llama_cpp=base.llama_cpp,
         revision="0" * 40,
-        source_url="https://example.com/switchyard",
+        source_url="https://example.com/steelyard",
     )
 
 
 @pytest.fixture(scope="session")
 def cpu_image(recipe) -> str:
-    tag = "localhost/switchyard-test-cpu:latest"
+    tag = "localhost/steelyard-test-cpu:latest"
     image.build(recipe, tag)
     return tag
 
 
 @pytest.fixture(scope="session")
 def cuda_image(recipe) -> str:
-    tag = "localhost/switchyard-test-cuda:latest"
+    tag = "localhost/steelyard-test-cuda:latest"
     image.build(replace(recipe, dockerfile="images/cuda.Dockerfile"), tag)
     return tag
 
@@ -74,7 +74,7 @@ def derived_base(base, tmp_path) -> Callable[..., str]:
 
     def make(lines: str) -> str:
         (tmp_path / "Dockerfile").write_text(f"FROM {base.reference}\n{lines}\n", encoding="utf-8")
-        name = f"localhost/switchyard-test-base:{stand_in_base.key(lines, base.digest)}"
+        name = f"localhost/steelyard-test-base:{stand_in_base.key(lines, base.digest)}"
         subprocess.run(["docker", "build", "--quiet", "--tag", name, tmp_path], check=True, stdout=subprocess.DEVNULL)
         said = ["buildah", "inspect", "--type", "image", "--format", "{{.FromImageDigest}}", name]
         digest = subprocess.run(said, check=True, capture_output=True, text=True).stdout.strip()

@@ -33,8 +33,8 @@ from pathlib import Path
 
 import httpx
 
-from switchyard.builds.container_storage import VARIABLE, own_storage
-from switchyard.models.storage import cache_folder
+from steelyard.builds.container_storage import VARIABLE, own_storage
+from steelyard.models.storage import cache_folder
 
 NEEDED = {
     "buildah": "buildah",

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.builds import image
-from switchyard_runtime.engine import abi
+from steelyard.builds import image
+from steelyard_runtime.engine import abi
 
 pytestmark = pytest.mark.containers
 
@@ -25,7 +25,7 @@ def inspect(reference, template):
 
 
 def python(reference, code):
-    words = ("run", "--rm", "--network", "none", "--entrypoint", "/opt/switchyard/bin/python", reference, "-I", "-c")
+    words = ("run", "--rm", "--network", "none", "--entrypoint", "/opt/steelyard/bin/python", reference, "-I", "-c")
     return image.output(*words, code)
 
 
@@ -40,7 +40,7 @@ def test_the_two_dockerfiles_differ_in_hardware_only():
     cpu, cuda = ((ROOT / "images" / f"{name}.Dockerfile").read_text(encoding="utf-8") for name in ("cpu", "cuda"))
     same = set(cpu.splitlines()) & set(cuda.splitlines())
     assert len(set(cuda.splitlines()) - same) == len(set(cpu.splitlines()) - same) + 1 == 5
-    assert "SWITCHYARD_GPU_LAYERS=-1" in cuda
+    assert "STEELYARD_GPU_LAYERS=-1" in cuda
 
 
 def test_labels_say_what_it_was_made_of(cpu_image, recipe):
@@ -51,12 +51,12 @@ def test_labels_say_what_it_was_made_of(cpu_image, recipe):
     assert labels["org.opencontainers.image.base.name"] == recipe.base
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0 AND MIT"
     assert re.fullmatch(r"\d+\.\d+\.\d+", labels["org.opencontainers.image.version"])
-    assert (labels["switchyard.llama-cpp"], labels["switchyard.llama-cpp-python"]) == (recipe.llama_cpp, recipe.binding)
+    assert (labels["steelyard.llama-cpp"], labels["steelyard.llama-cpp-python"]) == (recipe.llama_cpp, recipe.binding)
 
 
 def test_the_entry_point_is_a_program_that_takes_serve(cpu_image):
     assert inspect(cpu_image, ".Config.Entrypoint") == [
-        *("/opt/switchyard/bin/python", "-I", "-u", "-m", "switchyard_runtime.http.serve")
+        *("/opt/steelyard/bin/python", "-I", "-u", "-m", "steelyard_runtime.http.serve")
     ]
     assert inspect(cpu_image, ".Config.Cmd") == ["serve"]
     assert "8080/tcp" in inspect(cpu_image, ".Config.ExposedPorts")
@@ -71,18 +71,18 @@ def test_only_the_locked_packages_and_the_runtime_are_in_it(cpu_image, recipe):
     assert found.items() <= wanted.items()
     # What is locked for other systems is not installed; the runtime would not start if anything were missing.
     assert set(wanted) - set(found) <= {"colorama", "pyreadline3", "tzdata"}
-    for name in ("switchyard", "switchyard_constructs", "pip", "setuptools", "pytest", "boto3"):
+    for name in ("steelyard", "steelyard_constructs", "pip", "setuptools", "pytest", "boto3"):
         assert python(cpu_image, f"import importlib.util as u; print(u.find_spec({name!r}))").strip() == "None"
 
 
 def test_no_compiler_cache_or_test_is_in_it(cpu_image):
     code = """
 import pathlib, shutil
-home = pathlib.Path("/opt/switchyard")
+home = pathlib.Path("/opt/steelyard")
 print([name for name in ("cc", "gcc", "c++", "cmake", "make") if shutil.which(name)])
 names, suffixes = ("tests", "server", "pip"), (".whl", ".a", ".c", ".h")
 print([str(p) for p in home.rglob("*") if p.name in names or p.suffix in suffixes][:5])
-print([str(p) for p in (pathlib.Path("/source"), pathlib.Path("/opt/switchyard-build"), pathlib.Path("/root/.cache"))
+print([str(p) for p in (pathlib.Path("/source"), pathlib.Path("/opt/steelyard-build"), pathlib.Path("/root/.cache"))
        if p.exists()])
 libraries = [p for p in home.rglob("lib*.so*") if "llama_cpp" in str(p)]
 print([str(p) for p in libraries if not p.resolve().is_relative_to("/opt/llama.cpp")])
@@ -92,7 +92,7 @@ print([str(p) for p in libraries if not p.resolve().is_relative_to("/opt/llama.c
 
 def test_building_it_again_gives_the_same_layers(cpu_image, recipe):
     arguments = [word for name, value in recipe.arguments().items() for word in ("--build-arg", f"{name}={value}")]
-    again = "localhost/switchyard-test-again:latest"
+    again = "localhost/steelyard-test-again:latest"
     words = ["buildx", "build", "--no-cache", "--load", "--quiet", "--file", recipe.dockerfile, *arguments]
     image.docker(*words, "--tag", again, ".", quiet=True)
     first, second = (inspect(each, ".RootFS.Layers") for each in (cpu_image, again))
@@ -106,7 +106,7 @@ def test_it_decides_without_a_network_and_stops_when_told(cpu_image):
 
 
 def test_a_cuda_image_proves_its_library_and_does_not_serve_without_a_gpu(cuda_image, tmp_path):
-    checked = image.output("run", "--rm", "--entrypoint", "/opt/switchyard/bin/python", cuda_image, *CHECK)
+    checked = image.output("run", "--rm", "--entrypoint", "/opt/steelyard/bin/python", cuda_image, *CHECK)
     assert "belong together" in checked
     model = tmp_path / "model"
     model.mkdir()
@@ -117,7 +117,7 @@ def test_a_cuda_image_proves_its_library_and_does_not_serve_without_a_gpu(cuda_i
     assert "gpu_layers=-1 but this build of llama.cpp has no GPU backend with a device" in done.stdout
 
 
-CHECK = ("-I", "-m", "switchyard_runtime.engine.abi")
+CHECK = ("-I", "-m", "steelyard_runtime.engine.abi")
 
 
 def test_the_list_of_contents_is_a_function_of_the_image(cpu_image, recipe):

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "localcloud"))
 from endpoint_template import ACCOUNT, BUCKET, REGION, REPOSITORY, delete, deploy, endpoint_template, image_uri, reasons
 
 from served_image import podman
-from switchyard_localcloud import LocalCloud
-from switchyard_localcloud.sagemaker.podman import LABEL
+from steelyard_localcloud import LocalCloud
+from steelyard_localcloud.sagemaker.podman import LABEL
 
 pytestmark = pytest.mark.containers
 
@@ -37,7 +37,7 @@ CHAT = {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens
 
 @pytest.fixture(scope="module")
 def cloud(gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCloud]:
-    environment = {"SWITCHYARD_THREADS": "2", "OMP_WAIT_POLICY": "passive", "SWITCHYARD_DEADLINE_S": "600"}
+    environment = {"STEELYARD_THREADS": "2", "OMP_WAIT_POLICY": "passive", "STEELYARD_DEADLINE_S": "600"}
     with LocalCloud(tmp_path_factory.mktemp("cloud"), environment=environment, invocation_timeout_s=300.0) as cloud:
         s3 = cloud.client("s3")
         s3.create_bucket(Bucket=BUCKET)
@@ -73,8 +73,8 @@ def test_endpoint_from_the_built_image(cloud: LocalCloud, cpu_image: str, tmp_pa
     assert 0 <= ask(SYSTEM_ONE)["answers"]["late"]["noul"] <= 1
     assert ask(CHAT)["choices"][0]["message"]["role"] == "assistant"
 
-    (tmp_path / "Dockerfile").write_text(f"FROM {cpu_image}\nLABEL switchyard.test=second\n", encoding="utf-8")
-    name = "localhost/switchyard-test-cpu:second"
+    (tmp_path / "Dockerfile").write_text(f"FROM {cpu_image}\nLABEL steelyard.test=second\n", encoding="utf-8")
+    name = "localhost/steelyard-test-cpu:second"
     subprocess.run(["docker", "build", "--quiet", "--tag", name, tmp_path], check=True, stdout=subprocess.DEVNULL)
     second = push(cloud, name)
     assert second != first

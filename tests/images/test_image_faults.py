@@ -11,9 +11,9 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from switchyard.builds import image
-from switchyard.exit_codes import CommandError, ExitCode
-from switchyard_runtime.engine import abi, llama
+from steelyard.builds import image
+from steelyard.exit_codes import CommandError, ExitCode
+from steelyard_runtime.engine import abi, llama
 
 pytestmark = pytest.mark.containers
 
@@ -172,7 +172,7 @@ def test_critical_findings_are_refused_unless_they_are_accepted(ecr, capsys):
         ecr.stubber.add_response("describe_image_scan_findings", scanned("COMPLETE", CRITICAL=1, LOW=3))
     with pytest.raises(CommandError, match="has 1 critical findings: CVE-2026-1") as caught:
         clean(ecr)
-    assert "switchyard release build --allow-critical" in caught.value.hint
+    assert "steelyard release build --allow-critical" in caught.value.hint
     clean(ecr, allow_critical=True)
     assert "ECR's scan found 1 critical, 3 low" in capsys.readouterr().out
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.builds.container_storage import own_storage
-from switchyard_localcloud import LocalCloud, running_cloud
+from steelyard.builds.container_storage import own_storage
+from steelyard_localcloud import LocalCloud, running_cloud
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(2400)]
 
@@ -39,10 +39,10 @@ def bases(cloud: LocalCloud, base, tmp_path_factory: pytest.TempPathFactory) -> 
     return file
 
 
-def switchyard(*words: object, cloud: LocalCloud | None = None) -> str:
+def steelyard(*words: object, cloud: LocalCloud | None = None) -> str:
     """Run a command as a person would; its output."""
     environment = {**os.environ, **(cloud.environment() if cloud else {}), "NO_COLOR": "1", "COLUMNS": "200"}
-    command = [sys.executable, "-m", "switchyard", *map(str, words)]
+    command = [sys.executable, "-m", "steelyard", *map(str, words)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, f"{words}: {done.stdout[-4000:]}\n{done.stderr[-6000:]}"
     return done.stdout
@@ -52,26 +52,26 @@ def test_from_a_pinned_model_to_a_deployed_image_and_back(
     cloud: LocalCloud, bases: Path, gemma: Path, tmp_path: Path
 ) -> None:
     home = cloud.options.home
-    switchyard("model", "pull", MODEL)
-    switchyard("model", "verify", MODEL)
-    switchyard("model", "package", MODEL, "--to", tmp_path / "package")
+    steelyard("model", "pull", MODEL)
+    steelyard("model", "verify", MODEL)
+    steelyard("model", "package", MODEL, "--to", tmp_path / "package")
     assert sorted(each.name for each in (tmp_path / "package").iterdir()) == [gemma.name, "model-manifest.json"]
 
-    switchyard("up", "--local", "--build", "--allow-dirty", "--home", home, "--bases", bases)
+    steelyard("up", "--local", "--build", "--allow-dirty", "--home", home, "--bases", bases)
     [built] = (home / "releases").glob("*.json")
     release = json.loads(built.read_text(encoding="utf-8"))
     assert release["images"]["decision"]["cpu"]["build"]["binding"] == "0.3.35"
 
     bucket = release_bucket(cloud)
-    pushed = switchyard("model", "push", MODEL, "--bucket", bucket, "--region", cloud.details.region, cloud=cloud)
+    pushed = steelyard("model", "push", MODEL, "--bucket", bucket, "--region", cloud.details.region, cloud=cloud)
     assert release["models"]["decision"]["key"] in pushed
 
-    switchyard("release", "show", built)
-    assert "differs" not in switchyard("release", "verify", built, "--env", "dev", cloud=cloud)
-    answer = switchyard("invoke", "decision", "examples/ticket.json", "--json", cloud=cloud)
+    steelyard("release", "show", built)
+    assert "differs" not in steelyard("release", "verify", built, "--env", "dev", cloud=cloud)
+    answer = steelyard("invoke", "decision", "examples/ticket.json", "--json", cloud=cloud)
     assert "llama-cpp-python 0.3.35" in answer, "it comes from the image, not from a process of this checkout"
 
-    switchyard("down", "--local", "--home", home, "--yes")
+    steelyard("down", "--local", "--home", home, "--yes")
     assert running_cloud(home) is None
     assert not home.exists()
 

@@ -13,8 +13,8 @@ import pytest
 
 from environment_assemblies import ours
 from stacks.environment_app import pinned_context
-from switchyard.environment import environment_names, load_environment
-from switchyard.nodejs import cdk_command, node_folder, npm_command, with_packaged_node
+from steelyard.environment import environment_names, load_environment
+from steelyard.nodejs import cdk_command, node_folder, npm_command, with_packaged_node
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,9 +75,9 @@ def test_dev_and_the_sample_are_meant_when_nothing_is_said(tmp_path: Path) -> No
     dev = load_environment("dev")
     parts = ("Artifacts", "Build", "Observability", *(f"Endpoint-{name}" for name in dev.endpoints))
     assert {path.name for path in tmp_path.glob("*.template.json")} == {
-        f"Switchyard-dev-{each}.template.json" for each in parts
+        f"Steelyard-dev-{each}.template.json" for each in parts
     }
-    template = json.loads((tmp_path / "Switchyard-dev-Endpoint-chat.template.json").read_text())
+    template = json.loads((tmp_path / "Steelyard-dev-Endpoint-chat.template.json").read_text())
     assert template["Outputs"]["Release"]["Value"] == "sample"
 
 
@@ -88,7 +88,7 @@ def test_a_release_can_be_given_by_its_path(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     done = run_app(tmp_path / "out", context={"release": str(path)})
     assert done.returncode == 0, done.stderr
-    template = json.loads((tmp_path / "out" / "Switchyard-dev-Endpoint-chat.template.json").read_text())
+    template = json.loads((tmp_path / "out" / "Steelyard-dev-Endpoint-chat.template.json").read_text())
     assert template["Outputs"]["Release"]["Value"] == "mine"
 
 
@@ -115,7 +115,7 @@ def test_a_release_that_does_not_fit_is_refused_before_anything_is_made(tmp_path
     path.write_text(json.dumps(content))
     done = run_app(tmp_path / "out", context={"release": str(path)})
     assert done.returncode == 1
-    assert "endpoints.decision: image 'switchyard-dev' is built for arm64" in done.stderr
+    assert "endpoints.decision: image 'steelyard-dev' is built for arm64" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -17,10 +17,10 @@ from aws_cdk import aws_kms as kms
 from aws_cdk.assertions import Match, Template
 from botocore.exceptions import ClientError
 
-from switchyard_constructs import bucket_emptier, empty_bucket_handler
-from switchyard_constructs.artifact_store import ArtifactStore
-from switchyard_constructs.refusal import Refused
-from switchyard_localcloud import LocalCloud
+from steelyard_constructs import bucket_emptier, empty_bucket_handler
+from steelyard_constructs.artifact_store import ArtifactStore
+from steelyard_constructs.refusal import Refused
+from steelyard_localcloud import LocalCloud
 
 DESTROY, RETAIN = cdk.RemovalPolicy.DESTROY, cdk.RemovalPolicy.RETAIN
 
@@ -152,7 +152,7 @@ def test_what_is_retained_has_nothing_that_could_empty_it(stack):
     ArtifactStore(stack, "Store", removal_policy=RETAIN)
     template = Template.from_stack(stack)
     template.all_resources("AWS::S3::Bucket", {"DeletionPolicy": "Retain", "UpdateReplacePolicy": "Retain"})
-    for type_ in ("AWS::Lambda::Function", "AWS::IAM::Role", "Custom::SwitchyardEmptyBucket"):
+    for type_ in ("AWS::Lambda::Function", "AWS::IAM::Role", "Custom::SteelyardEmptyBucket"):
         template.resource_count_is(type_, 0)
     assert bucket_emptier.TAG not in json.dumps(template.to_json())
 
@@ -163,12 +163,12 @@ def test_what_is_destroyed_goes_in_the_order_that_works(destroyed):
     artifacts = only(destroyed, "AWS::S3::Bucket", "StoreBucket")
     access_logs = only(destroyed, "AWS::S3::Bucket", "AccessLogs")
     for bucket, word in ((artifacts, "EmptierBucket"), (access_logs, "EmptierAccessLogs")):
-        emptier = only(destroyed, "Custom::SwitchyardEmptyBucket", word)
+        emptier = only(destroyed, "Custom::SteelyardEmptyBucket", word)
         grant = only(destroyed, "AWS::IAM::Policy", word)
         assert {bucket, grant} <= depends_on(destroyed, emptier)
     # The end of log delivery comes before the access logs are emptied, and after the bucket that is logged.
     log_policy = only(destroyed, "AWS::S3::BucketPolicy", "AccessLogs")
-    assert only(destroyed, "Custom::SwitchyardEmptyBucket", "EmptierAccessLogs") in depends_on(destroyed, log_policy)
+    assert only(destroyed, "Custom::SteelyardEmptyBucket", "EmptierAccessLogs") in depends_on(destroyed, log_policy)
     assert log_policy in depends_on(destroyed, artifacts)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from aws_cdk import aws_iam as iam
 
-from switchyard_constructs.caller_role import CallerRole
-from switchyard_constructs.refusal import Refused
+from steelyard_constructs.caller_role import CallerRole
+from steelyard_constructs.refusal import Refused
 
 ONE, OTHER = (f"arn:aws:sagemaker:eu-west-1:111122223333:endpoint/{name}" for name in ("one", "other"))
 

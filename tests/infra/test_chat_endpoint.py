@@ -10,11 +10,11 @@ import pytest
 from aws_cdk import aws_logs as logs
 from aws_cdk.assertions import Annotations, Match, Template
 
-from switchyard_constructs.chat_endpoint import ChatEndpoint, ChatFlags
-from switchyard_constructs.hardware import Architecture, Hardware
-from switchyard_constructs.images import ImageReference
-from switchyard_constructs.model_artifact import HubModel, ModelArtifact
-from switchyard_constructs.refusal import Refused
+from steelyard_constructs.chat_endpoint import ChatEndpoint, ChatFlags
+from steelyard_constructs.hardware import Architecture, Hardware
+from steelyard_constructs.images import ImageReference
+from steelyard_constructs.model_artifact import HubModel, ModelArtifact
+from steelyard_constructs.refusal import Refused
 
 DIGEST = "sha256:" + "c3" * 32
 MODEL = ModelArtifact("models", "qwen/0123abcd/", 2_700_000_000, file="Qwen3.5-4B-Q4_K_M.gguf")

@@ -15,11 +15,11 @@ import pytest
 from aws_cdk.assertions import Template
 from constructs import Construct, IConstruct
 
-import switchyard_constructs
+import steelyard_constructs
 
 MODULES = [
-    importlib.import_module(f"switchyard_constructs.{module.name}")
-    for module in pkgutil.iter_modules(switchyard_constructs.__path__)
+    importlib.import_module(f"steelyard_constructs.{module.name}")
+    for module in pkgutil.iter_modules(steelyard_constructs.__path__)
 ]
 ALL: list[type[Construct]] = [
     value

@@ -15,18 +15,18 @@ from aws_cdk import aws_kms as kms
 from aws_cdk.assertions import Match, Template
 from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
-from switchyard_constructs.decision_endpoint import DecisionEndpoint
-from switchyard_constructs.endpoint import Canary
-from switchyard_constructs.hardware import Architecture, Hardware, PooledInstance
-from switchyard_constructs.images import ImageReference
-from switchyard_constructs.model_artifact import ModelArtifact
-from switchyard_constructs.refusal import Refused
+from steelyard_constructs.decision_endpoint import DecisionEndpoint
+from steelyard_constructs.endpoint import Canary
+from steelyard_constructs.hardware import Architecture, Hardware, PooledInstance
+from steelyard_constructs.images import ImageReference
+from steelyard_constructs.model_artifact import ModelArtifact
+from steelyard_constructs.refusal import Refused
 
 DIGEST = "sha256:" + "a1" * 32
 MODEL = ModelArtifact("models", "qwen/0123abcd/", 2_700_000_000)
-X86 = ImageReference("switchyard", DIGEST)
-ARM = ImageReference("switchyard", DIGEST, architecture=Architecture.ARM64)
-CUDA = ImageReference("switchyard", DIGEST, cuda="13.0")
+X86 = ImageReference("steelyard", DIGEST)
+ARM = ImageReference("steelyard", DIGEST, architecture=Architecture.ARM64)
+CUDA = ImageReference("steelyard", DIGEST, cuda="13.0")
 
 ON_CPU: dict[str, Any] = {"image": X86, "hardware": Hardware.CPU, "instance_type": "ml.c7i.2xlarge"}
 ON_GRAVITON: dict[str, Any] = {"image": ARM, "hardware": Hardware.GRAVITON, "instance_type": "ml.c8g.2xlarge"}
@@ -123,12 +123,12 @@ def test_the_container_is_isolated_pinned_and_told_where_its_model_is():
     assert model["EnableNetworkIsolation"] is True
     assert "VpcConfig" not in model
     assert model["PrimaryContainer"] == {
-        "Image": f"111122223333.dkr.ecr.eu-west-1.amazonaws.com/switchyard@{DIGEST}",
+        "Image": f"111122223333.dkr.ecr.eu-west-1.amazonaws.com/steelyard@{DIGEST}",
         "Environment": {
-            "SWITCHYARD_GPU_LAYERS": "0",
-            "SWITCHYARD_HOST": "0.0.0.0",
-            "SWITCHYARD_MODEL": "/opt/ml/model",
-            "SWITCHYARD_THREADS": "4",
+            "STEELYARD_GPU_LAYERS": "0",
+            "STEELYARD_HOST": "0.0.0.0",
+            "STEELYARD_MODEL": "/opt/ml/model",
+            "STEELYARD_THREADS": "4",
         },
         "ModelDataSource": {
             "S3DataSource": {
@@ -196,7 +196,7 @@ def test_the_stack_owns_the_log_group_and_the_endpoint_waits_for_it():
 
 def test_the_image_of_another_account_and_of_a_stack_without_region():
     stack = new_stack(region=None)
-    endpoint(stack, image=ImageReference("switchyard", DIGEST, account="999988887777"))
+    endpoint(stack, image=ImageReference("steelyard", DIGEST, account="999988887777"))
     _, model = only(Template.from_stack(stack), "Model")
     assert json.dumps(model["PrimaryContainer"]["Image"]) == json.dumps(
         {
@@ -207,7 +207,7 @@ def test_the_image_of_another_account_and_of_a_stack_without_region():
                     {"Ref": "AWS::Region"},
                     ".",
                     {"Ref": "AWS::URLSuffix"},
-                    f"/switchyard@{DIGEST}",
+                    f"/steelyard@{DIGEST}",
                 ],
             ]
         }
@@ -231,7 +231,7 @@ def test_a_repository_that_another_stack_names_later():
 
 # The role: exactly its work.
 
-REPOSITORY = "arn:<AWS::Partition>:ecr:eu-west-1:111122223333:repository/switchyard"
+REPOSITORY = "arn:<AWS::Partition>:ecr:eu-west-1:111122223333:repository/steelyard"
 LOGS = "<DecisionsLogs.Arn>"
 WITHOUT_ARN = {
     ("ecr:GetAuthorizationToken", "*"),
@@ -503,8 +503,8 @@ def _is_replaced(kind: str, before: Template, after: Template, replaced: set[str
 CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "nothing": ({}, set()),
     "another model": ({"model": ModelArtifact("models", "qwen/4567cdef/", 2_700_000_000)}, {"Model", "EndpointConfig"}),
-    "another image": ({"image": ImageReference("switchyard", "sha256:" + "b2" * 32)}, {"Model", "EndpointConfig"}),
-    "another variable": ({"environment": {"SWITCHYARD_LOG_LEVEL": "debug"}}, {"Model", "EndpointConfig"}),
+    "another image": ({"image": ImageReference("steelyard", "sha256:" + "b2" * 32)}, {"Model", "EndpointConfig"}),
+    "another variable": ({"environment": {"STEELYARD_LOG_LEVEL": "debug"}}, {"Model", "EndpointConfig"}),
     "more threads": ({"threads": 2}, {"Model", "EndpointConfig"}),
     "another instance type": ({"instance_type": "ml.c6i.xlarge"}, {"EndpointConfig"}),
     "a pool": (
@@ -578,7 +578,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "an image of another architecture": (
         {"image": ARM},
-        ["'switchyard' is built for arm64", "'cpu' instances are x86_64"],
+        ["'steelyard' is built for arm64", "'cpu' instances are x86_64"],
     ),
     "an instance of another architecture": (
         {"instance_type": "ml.c7g.2xlarge"},
@@ -596,8 +596,8 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "more threads than processors": ({"threads": 9}, ["threads is 9", "'ml.c7i.2xlarge' has 8 vCPUs"]),
     "a setting that has a place of its own": (
-        {"environment": {"SWITCHYARD_GPU_LAYERS": "9"}},
-        ["the environment sets SWITCHYARD_GPU_LAYERS", "use the endpoint's own setting"],
+        {"environment": {"STEELYARD_GPU_LAYERS": "9"}},
+        ["the environment sets STEELYARD_GPU_LAYERS", "use the endpoint's own setting"],
     ),
     "a variable that cannot be named so": ({"environment": {"MY-VAR": "1"}}, ["'MY-VAR' is not a name"]),
     "a value that is too long": (
@@ -609,7 +609,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
             {"environment": {name: "9"}},
             [f"the environment sets {name}", "on port 8080 only", "remove it"],
         )
-        for name in ("PORT", "port", "SWITCHYARD_PORT", "Switchyard_Port", "SAGEMAKER_BIND_TO_PORT")
+        for name in ("PORT", "port", "STEELYARD_PORT", "Steelyard_Port", "SAGEMAKER_BIND_TO_PORT")
     },
     "a value that no process can have": (
         {"environment": {"MINE": "a\0b"}},
@@ -620,8 +620,8 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["101 environment variables", "SageMaker takes 100"],
     ),
     "an image of another region": (
-        {"image": ImageReference("switchyard", DIGEST, region="us-east-1")},
-        ["'switchyard' is in us-east-1, but the endpoint is in eu-west-1", "copy the image there"],
+        {"image": ImageReference("steelyard", DIGEST, region="us-east-1")},
+        ["'steelyard' is in us-east-1, but the endpoint is in eu-west-1", "copy the image there"],
     ),
     "subnets of no vpc": ({"subnets": ec2.SubnetSelection()}, ["has subnets but no vpc", "set vpc too, or neither"]),
     "a provisioning timeout that is too short": (

@@ -10,13 +10,13 @@ import pytest
 from aws_cdk import aws_sns as sns
 from aws_cdk.assertions import Template
 
-from switchyard_constructs.decision_endpoint import DecisionEndpoint
-from switchyard_constructs.endpoint_alarms import EndpointAlarms, Thresholds
-from switchyard_constructs.endpoint_dashboard import EndpointDashboard, Shown
-from switchyard_constructs.hardware import Hardware
-from switchyard_constructs.images import ImageReference
-from switchyard_constructs.model_artifact import ModelArtifact
-from switchyard_constructs.refusal import Refused
+from steelyard_constructs.decision_endpoint import DecisionEndpoint
+from steelyard_constructs.endpoint_alarms import EndpointAlarms, Thresholds
+from steelyard_constructs.endpoint_dashboard import EndpointDashboard, Shown
+from steelyard_constructs.hardware import Hardware
+from steelyard_constructs.images import ImageReference
+from steelyard_constructs.model_artifact import ModelArtifact
+from steelyard_constructs.refusal import Refused
 
 SERVICE, INSTANCES, ABOVE = "AWS/SageMaker", "/aws/sagemaker/Endpoints", "GreaterThanThreshold"
 DIMENSIONS = [{"Name": "EndpointName", "Value": "decisions"}, {"Name": "VariantName", "Value": "primary"}]
@@ -145,7 +145,7 @@ def test_an_update_is_undone_by_what_a_version_can_cause_and_not_by_callers_or_a
         "Decisions",
         endpoint_name="decisions",
         model=ModelArtifact("models", "qwen/0123/", 10**9),
-        image=ImageReference("switchyard", "sha256:" + "a1" * 32),
+        image=ImageReference("steelyard", "sha256:" + "a1" * 32),
         hardware=Hardware.CPU,
         instance_type="ml.c7i.xlarge",
         rollback_alarms=watch.rollback,

@@ -8,12 +8,12 @@ import aws_cdk as cdk
 import pytest
 from aws_cdk.assertions import Match, Template
 
-from switchyard_constructs.decision_endpoint import DecisionEndpoint
-from switchyard_constructs.endpoint_scaling import EndpointScaling, Schedule
-from switchyard_constructs.hardware import Hardware
-from switchyard_constructs.images import ImageReference
-from switchyard_constructs.model_artifact import ModelArtifact
-from switchyard_constructs.refusal import Refused
+from steelyard_constructs.decision_endpoint import DecisionEndpoint
+from steelyard_constructs.endpoint_scaling import EndpointScaling, Schedule
+from steelyard_constructs.hardware import Hardware
+from steelyard_constructs.images import ImageReference
+from steelyard_constructs.model_artifact import ModelArtifact
+from steelyard_constructs.refusal import Refused
 
 OFFICE_HOURS = Schedule("office-hours", "cron(0 7 ? * MON-FRI *)", 2, 4, "Europe/Amsterdam")
 
@@ -97,7 +97,7 @@ def test_it_waits_for_the_endpoint_and_has_no_finding(stack, nag_findings, lint_
         "Decisions",
         endpoint_name="decisions",
         model=ModelArtifact("models", "qwen/0123/", 10**9),
-        image=ImageReference("switchyard", "sha256:" + "a1" * 32),
+        image=ImageReference("steelyard", "sha256:" + "a1" * 32),
         hardware=Hardware.CPU,
         instance_type="ml.c7i.xlarge",
     )

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from switchyard.bucket_names import bucket_name_fault
-from switchyard.environment import (
+from steelyard.bucket_names import bucket_name_fault
+from steelyard.environment import (
     FOLDER,
     Environment,
     check_release,
@@ -22,11 +22,11 @@ from switchyard.environment import (
     load_environment,
     parse_environment,
 )
-from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.models.catalogue import catalogue
-from switchyard.models.manifest import manifest_sha256, model_manifest, model_prefix
-from switchyard.releases.manifest import Release, load_release, parse_release
-from switchyard_runtime.settings import Settings
+from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.models.catalogue import catalogue
+from steelyard.models.manifest import manifest_sha256, model_manifest, model_prefix
+from steelyard.releases.manifest import Release, load_release, parse_release
+from steelyard_runtime.settings import Settings
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -167,31 +167,31 @@ ENDPOINTS_REFUSED = {
     **{
         f"{name} = {value[:20]!r} for the container": (decision(threads=2, environment={name: value}), sentence)
         for name, value, sentence in (
-            ("SWITCHYARD_DEADLINE", "5", "did you mean SWITCHYARD_DEADLINE_S?"),
-            ("SWITCHYARD_LOGLEVEL", "info", "which is no setting of the server; did you mean SWITCHYARD_LOG_LEVEL?"),
-            ("SWITCHYARD_XYZQ", "5", "SWITCHYARD_XYZQ, which is no setting of the server; remove it"),
-            ("SWITCHYARD_CONFIG", "/x", "SWITCHYARD_CONFIG, which is no setting of the server; remove it"),
-            ("SWITCHYARD_DEADLINE_S", "5s", "SWITCHYARD_DEADLINE_S = '5s': Input should be a valid number"),
-            ("SWITCHYARD_DEADLINE_S", "inf", "SWITCHYARD_DEADLINE_S = 'inf': Input should be"),
-            ("SWITCHYARD_DEADLINE_S", "nan", "SWITCHYARD_DEADLINE_S = 'nan': Input should be"),
-            ("SWITCHYARD_QUEUE_LIMIT", "0", "SWITCHYARD_QUEUE_LIMIT = '0': Input should be greater than or equal to 1"),
-            ("SWITCHYARD_PROBE", "maybe", "SWITCHYARD_PROBE = 'maybe': Input should be a valid boolean"),
-            ("SWITCHYARD_LAYOUT", "state", "SWITCHYARD_LAYOUT = 'state': Input should be 'state-first' or"),
-            ("SWITCHYARD_LAYOUT", "s" * 999, "sss...: Input should be 'state-first' or"),
-            ("SWITCHYARD_MODEL_ID", "a\0", "variable SWITCHYARD_MODEL_ID has the character U+0000 at position 1"),
+            ("STEELYARD_DEADLINE", "5", "did you mean STEELYARD_DEADLINE_S?"),
+            ("STEELYARD_LOGLEVEL", "info", "which is no setting of the server; did you mean STEELYARD_LOG_LEVEL?"),
+            ("STEELYARD_XYZQ", "5", "STEELYARD_XYZQ, which is no setting of the server; remove it"),
+            ("STEELYARD_CONFIG", "/x", "STEELYARD_CONFIG, which is no setting of the server; remove it"),
+            ("STEELYARD_DEADLINE_S", "5s", "STEELYARD_DEADLINE_S = '5s': Input should be a valid number"),
+            ("STEELYARD_DEADLINE_S", "inf", "STEELYARD_DEADLINE_S = 'inf': Input should be"),
+            ("STEELYARD_DEADLINE_S", "nan", "STEELYARD_DEADLINE_S = 'nan': Input should be"),
+            ("STEELYARD_QUEUE_LIMIT", "0", "STEELYARD_QUEUE_LIMIT = '0': Input should be greater than or equal to 1"),
+            ("STEELYARD_PROBE", "maybe", "STEELYARD_PROBE = 'maybe': Input should be a valid boolean"),
+            ("STEELYARD_LAYOUT", "state", "STEELYARD_LAYOUT = 'state': Input should be 'state-first' or"),
+            ("STEELYARD_LAYOUT", "s" * 999, "sss...: Input should be 'state-first' or"),
+            ("STEELYARD_MODEL_ID", "a\0", "variable STEELYARD_MODEL_ID has the character U+0000 at position 1"),
             ("OTHER", "\0", "environment variable OTHER has the character U+0000 at position 0"),
             ("OTHER", "x" * 1025, "environment variable OTHER has 1025 characters; SageMaker takes at most 1024"),
-            ("SWITCHYARD_PORT", "1", "sets SWITCHYARD_PORT, but SageMaker reaches the server on port 8080 only"),
+            ("STEELYARD_PORT", "1", "sets STEELYARD_PORT, but SageMaker reaches the server on port 8080 only"),
             ("SAGEMAKER_BIND_TO_PORT", "1", "SageMaker reaches the server on port 8080 only; remove it"),
             ("PORT", "1", "the environment sets PORT, but SageMaker reaches the server on port 8080 only"),
-            ("SWITCHYARD_HOST", "::", "sets SWITCHYARD_HOST, which the endpoint sets itself"),
-            ("SWITCHYARD_MODEL", "/x", "sets SWITCHYARD_MODEL, which the endpoint sets itself"),
-            ("SWITCHYARD_GPU_LAYERS", "1", "sets SWITCHYARD_GPU_LAYERS, which the endpoint sets itself"),
-            ("SWITCHYARD_THREADS", "1", "sets SWITCHYARD_THREADS, which the endpoint sets itself"),
+            ("STEELYARD_HOST", "::", "sets STEELYARD_HOST, which the endpoint sets itself"),
+            ("STEELYARD_MODEL", "/x", "sets STEELYARD_MODEL, which the endpoint sets itself"),
+            ("STEELYARD_GPU_LAYERS", "1", "sets STEELYARD_GPU_LAYERS, which the endpoint sets itself"),
+            ("STEELYARD_THREADS", "1", "sets STEELYARD_THREADS, which the endpoint sets itself"),
         )
     },
     "settings that contradict each other": (
-        decision(environment={"SWITCHYARD_CACHE_TYPE": "q8_0", "SWITCHYARD_FLASH_ATTENTION": "off"}),
+        decision(environment={"STEELYARD_CACHE_TYPE": "q8_0", "STEELYARD_FLASH_ATTENTION": "off"}),
         "cache_type=q8_0 needs flash attention, and flash_attention is off; set it to auto or on",
     ),
     "U+0000 for chat": (
@@ -223,13 +223,13 @@ def test_endpoint_refused(endpoint: dict[str, Any], sentence: str) -> None:
 
 def test_settings_that_the_server_takes_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the environment of this process says about the server."""
-    monkeypatch.setenv("SWITCHYARD_DEADLINE_S", "5s")
+    monkeypatch.setenv("STEELYARD_DEADLINE_S", "5s")
     given = {
-        "SWITCHYARD_LOG_LEVEL": "debug",
-        "SWITCHYARD_PROBE": "no",
-        "SWITCHYARD_STREAM_DEADLINE_S": "5.5",
-        "SWITCHYARD_MODEL_ID": "mine",
-        "SWITCHYARD_THREADS": "2",
+        "STEELYARD_LOG_LEVEL": "debug",
+        "STEELYARD_PROBE": "no",
+        "STEELYARD_STREAM_DEADLINE_S": "5.5",
+        "STEELYARD_MODEL_ID": "mine",
+        "STEELYARD_THREADS": "2",
         "OMP_NUM_THREADS": "2",
     }
     assert environment(decision(environment=given)).endpoints["one"].environment == given
@@ -240,11 +240,11 @@ def test_settings_that_the_server_takes_are_accepted(monkeypatch: pytest.MonkeyP
 )
 def test_every_setting_of_the_server_can_be_given_its_default(name: str) -> None:
     default = Settings.model_fields[name].default
-    environment(decision(environment={f"SWITCHYARD_{name.upper()}": "x" if default is None else str(default)}))
+    environment(decision(environment={f"STEELYARD_{name.upper()}": "x" if default is None else str(default)}))
 
 
 def test_every_fault_of_a_containers_environment_is_told_at_once() -> None:
-    faults = {"SWITCHYARD_DEADLINE": "5", "SWITCHYARD_PROBE": "maybe", "SWITCHYARD_QUEUE_LIMIT": "x", "PORT": "1"}
+    faults = {"STEELYARD_DEADLINE": "5", "STEELYARD_PROBE": "maybe", "STEELYARD_QUEUE_LIMIT": "x", "PORT": "1"}
     with pytest.raises(CommandError) as refused:
         environment(decision(environment=faults))
     assert all(name in refused.value.message for name in faults)
@@ -265,8 +265,8 @@ ENVIRONMENTS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "the bucket name 'Models' cannot exist: use lower-case letters, digits and hyphens only",
     ),
     "a repository with a tag": (
-        {"images": {"repository": "switchyard:latest"}},
-        "image repository 'switchyard:latest' is not a name that ECR takes: lower-case letters and digits, with . _ - "
+        {"images": {"repository": "steelyard:latest"}},
+        "image repository 'steelyard:latest' is not a name that ECR takes: lower-case letters and digits, with . _ - "
         "and / between them, no registry in front and no tag behind",
     ),
     "a registry without a repository": (
@@ -418,7 +418,7 @@ def test_release_refused_by_environment(
         (("models", "chat", "files"), [], "models.chat.files: Tuple should have at least 1 item"),
         (("models", "chat", "file"), "other.gguf", "file 'other.gguf' is not one of its files: gemma-3-270m-q4_k_m.g"),
         (("models",), {}, "models: Dictionary should have at least 1 item"),
-        (("format",), "switchyard-release/2", "format: Input should be 'switchyard-release/1'"),
+        (("format",), "steelyard-release/2", "format: Input should be 'steelyard-release/1'"),
         (("extra",), 1, "extra: there is no such field"),
     ],
 )
@@ -444,7 +444,7 @@ def test_manifest_key_must_be_a_prefix() -> None:
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("switchyard-models", None),
+        ("steelyard-models", None),
         ("a-1", None),
         ("a" * 63, None),
         ("ab", "it has 2 characters"),

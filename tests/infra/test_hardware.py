@@ -10,8 +10,8 @@ import sys
 import botocore.session
 import pytest
 
-from switchyard_constructs import hardware
-from switchyard_constructs.hardware import (
+from steelyard_constructs import hardware
+from steelyard_constructs.hardware import (
     AMIS,
     DEFAULT_AMI,
     FAMILIES,
@@ -26,7 +26,7 @@ from switchyard_constructs.hardware import (
     check_instances,
     check_threads,
 )
-from switchyard_constructs.refusal import Refused
+from steelyard_constructs.refusal import Refused
 
 SAGEMAKER = botocore.session.get_session().get_service_model("sagemaker")
 HOSTING_TYPES = SAGEMAKER.shape_for("ProductionVariantInstanceType").enum
@@ -253,7 +253,7 @@ def test_threads_may_be_left_to_the_server():
 def test_configuration_can_be_checked_without_the_cdk():
     code = (
         "import sys\n"
-        "from switchyard_constructs import hardware, images, model_artifact\n"
+        "from steelyard_constructs import hardware, images, model_artifact\n"
         "print([name for name in sys.modules if name in ('aws_cdk', 'jsii', 'constructs')])"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

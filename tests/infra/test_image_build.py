@@ -14,14 +14,14 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3_assets as s3_assets
 from aws_cdk.assertions import Template
 
-from switchyard.builds.image import from_environment
-from switchyard.exit_codes import CommandError
-from switchyard_constructs.artifact_store import ArtifactStore
-from switchyard_constructs.hardware import Architecture
-from switchyard_constructs.image_build import ImageBuild
-from switchyard_constructs.image_repository import ImageRepository
-from switchyard_constructs.images import ImageReference
-from switchyard_constructs.refusal import Refused
+from steelyard.builds.image import from_environment
+from steelyard.exit_codes import CommandError
+from steelyard_constructs.artifact_store import ArtifactStore
+from steelyard_constructs.hardware import Architecture
+from steelyard_constructs.image_build import ImageBuild
+from steelyard_constructs.image_repository import ImageRepository
+from steelyard_constructs.images import ImageReference
+from steelyard_constructs.refusal import Refused
 
 BUILDSPEC = Path("images/image.buildspec.yml")
 X86 = ImageReference.dlc(digest="sha256:" + "1" * 64)

@@ -9,8 +9,8 @@ import pytest
 from aws_cdk import aws_kms as kms
 from aws_cdk.assertions import Template
 
-from switchyard_constructs.image_repository import ImageRepository
-from switchyard_constructs.refusal import Refused
+from steelyard_constructs.image_repository import ImageRepository
+from steelyard_constructs.refusal import Refused
 
 DESTROY, RETAIN = cdk.RemovalPolicy.DESTROY, cdk.RemovalPolicy.RETAIN
 
@@ -27,9 +27,9 @@ def test_no_finding_of_cdk_nag_or_cfn_lint(stack, nag_findings, lint_findings):
 
 
 def test_tags_are_immutable_and_pushed_images_are_scanned(stack):
-    ImageRepository(stack, "Images", removal_policy=DESTROY, repository_name="switchyard/decision")
+    ImageRepository(stack, "Images", removal_policy=DESTROY, repository_name="steelyard/decision")
     found = properties(stack)
-    assert found["RepositoryName"] == "switchyard/decision"
+    assert found["RepositoryName"] == "steelyard/decision"
     assert found["ImageTagMutability"] == "IMMUTABLE"
     assert found["ImageScanningConfiguration"] == {"ScanOnPush": True}
     assert "EncryptionConfiguration" not in found  # ECR then encrypts with its own key

@@ -6,11 +6,11 @@ import doctest
 
 import pytest
 
-from switchyard_constructs import images
-from switchyard_constructs.hardware import Architecture, Hardware
-from switchyard_constructs.images import DLC_REPOSITORY, ImageReference, check_image
-from switchyard_constructs.model_artifact import HubModel, ModelArtifact, timeout, volume_gib
-from switchyard_constructs.refusal import Refused
+from steelyard_constructs import images
+from steelyard_constructs.hardware import Architecture, Hardware
+from steelyard_constructs.images import DLC_REPOSITORY, ImageReference, check_image
+from steelyard_constructs.model_artifact import HubModel, ModelArtifact, timeout, volume_gib
+from steelyard_constructs.refusal import Refused
 
 DIGEST = "sha256:" + "a1" * 32
 REGISTRY = "111122223333.dkr.ecr.eu-west-1.amazonaws.com"

@@ -14,9 +14,9 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3_assets as s3_assets
 from aws_cdk.assertions import Template
 
-from switchyard_constructs.artifact_store import ArtifactStore
-from switchyard_constructs.model_build import ModelBuild
-from switchyard_constructs.refusal import Refused
+from steelyard_constructs.artifact_store import ArtifactStore
+from steelyard_constructs.model_build import ModelBuild
+from steelyard_constructs.refusal import Refused
 
 BUILDSPEC = Path("images/model.buildspec.yml")
 

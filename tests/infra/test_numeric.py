@@ -9,21 +9,21 @@ from typing import Any
 import aws_cdk as cdk
 import pytest
 
-from switchyard.models.catalogue import S3, HuggingFace
-from switchyard_constructs.artifact_store import ArtifactStore
-from switchyard_constructs.chat_endpoint import ChatFlags
-from switchyard_constructs.cost_budget import CostBudget
-from switchyard_constructs.decision_endpoint import DecisionEndpoint
-from switchyard_constructs.endpoint_alarms import EndpointAlarms, Thresholds
-from switchyard_constructs.endpoint_scaling import EndpointScaling, Schedule
-from switchyard_constructs.hardware import DEFAULT_AMI, Hardware, InstanceType, PooledInstance, check_ami
-from switchyard_constructs.image_repository import ImageRepository
-from switchyard_constructs.images import ImageReference
-from switchyard_constructs.isolated_network import IsolatedNetwork
-from switchyard_constructs.model_artifact import HubModel, ModelArtifact
-from switchyard_constructs.numeric import LARGEST, check_finite, check_whole
-from switchyard_constructs.refusal import Refused
-from switchyard_constructs.rollout import Canary
+from steelyard.models.catalogue import S3, HuggingFace
+from steelyard_constructs.artifact_store import ArtifactStore
+from steelyard_constructs.chat_endpoint import ChatFlags
+from steelyard_constructs.cost_budget import CostBudget
+from steelyard_constructs.decision_endpoint import DecisionEndpoint
+from steelyard_constructs.endpoint_alarms import EndpointAlarms, Thresholds
+from steelyard_constructs.endpoint_scaling import EndpointScaling, Schedule
+from steelyard_constructs.hardware import DEFAULT_AMI, Hardware, InstanceType, PooledInstance, check_ami
+from steelyard_constructs.image_repository import ImageRepository
+from steelyard_constructs.images import ImageReference
+from steelyard_constructs.isolated_network import IsolatedNetwork
+from steelyard_constructs.model_artifact import HubModel, ModelArtifact
+from steelyard_constructs.numeric import LARGEST, check_finite, check_whole
+from steelyard_constructs.refusal import Refused
+from steelyard_constructs.rollout import Canary
 
 DIGEST = "sha256:" + "0" * 64
 DESTROY = cdk.RemovalPolicy.DESTROY
@@ -41,7 +41,7 @@ def endpoint(name: str, make: Callable[[Any], Any] = lambda n: n, **more: Any) -
     given = {
         "endpoint_name": "e",
         "model": ModelArtifact("models", "m/", 1),
-        "image": ImageReference("switchyard", DIGEST),
+        "image": ImageReference("steelyard", DIGEST),
         "hardware": Hardware.CPU,
         "instance_type": "ml.c7i.xlarge",
         **more,

@@ -13,10 +13,10 @@ from aws_cdk import aws_sns as sns
 from constructs import IConstruct
 
 from environment_assemblies import our_templates
-from switchyard_constructs import release_gate
-from switchyard_constructs.images import ImageReference
-from switchyard_constructs.refusal import Refused
-from switchyard_constructs.release_gate import GatedModel, ReleaseGate
+from steelyard_constructs import release_gate
+from steelyard_constructs.images import ImageReference
+from steelyard_constructs.refusal import Refused
+from steelyard_constructs.release_gate import GatedModel, ReleaseGate
 
 IMAGE = ImageReference(repository="mine", digest="sha256:" + "a" * 64)
 FILES = {"m.gguf": (5, "c" * 64)}
@@ -37,7 +37,7 @@ def resources(stack: cdk.Stack) -> dict[str, Any]:
 
 def check_of(stack: cdk.Stack) -> tuple[str, dict[str, Any]]:
     (found,) = [
-        (name, each) for name, each in resources(stack).items() if each["Type"] == "Custom::SwitchyardReleaseGate"
+        (name, each) for name, each in resources(stack).items() if each["Type"] == "Custom::SteelyardReleaseGate"
     ]
     return found
 
@@ -113,7 +113,7 @@ def test_everything_of_an_endpoint_waits(name: str) -> None:
         if not part.startswith("Endpoint-"):
             continue
         (check,) = [
-            name for name, each in template["Resources"].items() if each["Type"] == "Custom::SwitchyardReleaseGate"
+            name for name, each in template["Resources"].items() if each["Type"] == "Custom::SteelyardReleaseGate"
         ]
         for logical, each in template["Resources"].items():
             if not logical.startswith("Gate"):

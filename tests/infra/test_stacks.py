@@ -14,11 +14,11 @@ from constructs import IConstruct
 
 from environment_assemblies import NAMES, app_of, of_type, only, our_templates, ours, stacks_of, templates_of
 from stacks.environment_stack import RETENTION
-from switchyard.cdk import Cdk
-from switchyard.environment import LOG_RETENTION_DAYS, Environment, load_environment, parse_environment
-from switchyard.releases.builds import asset_of
-from switchyard.releases.manifest import Release, load_release, parse_release
-from switchyard.releases.source import asset_hash
+from steelyard.cdk import Cdk
+from steelyard.environment import LOG_RETENTION_DAYS, Environment, load_environment, parse_environment
+from steelyard.releases.builds import asset_of
+from steelyard.releases.manifest import Release, load_release, parse_release
+from steelyard.releases.source import asset_hash
 
 # Where AWS has no resource to name, or names it only after it was made. Everything else is named.
 STAR_RESOURCES = {
@@ -57,8 +57,8 @@ WITHOUT_TAGS = {
     "AWS::S3::BucketPolicy",
     "AWS::SNS::Subscription",
     "AWS::SNS::TopicPolicy",
-    "Custom::SwitchyardEmptyBucket",
-    "Custom::SwitchyardReleaseGate",
+    "Custom::SteelyardEmptyBucket",
+    "Custom::SteelyardReleaseGate",
 }
 
 EVERY_STACK = [(name, part) for name in NAMES for part in our_templates(name)]
@@ -72,7 +72,7 @@ def every(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 def stack_of(name: str, part: str) -> cdk.Stack:
-    (found,) = [each for each in stacks_of(ours(name)) if each.stack_name == f"Switchyard-{name}-{part}"]
+    (found,) = [each for each in stacks_of(ours(name)) if each.stack_name == f"Steelyard-{name}-{part}"]
     return found
 
 
@@ -185,9 +185,9 @@ def test_nobody_is_everybody(every: tuple[str, str]) -> None:
 
 def test_everything_is_tagged(every: tuple[str, str]) -> None:
     name, part = every
-    wanted = {"switchyard:environment": name}
+    wanted = {"steelyard:environment": name}
     if part.startswith("Endpoint-"):
-        wanted |= {"switchyard:release": "sample", "switchyard:endpoint": part.removeprefix("Endpoint-")}
+        wanted |= {"steelyard:release": "sample", "steelyard:endpoint": part.removeprefix("Endpoint-")}
     for logical_id, resource in our_templates(name)[part]["Resources"].items():
         if resource["Type"] in WITHOUT_TAGS:
             continue
@@ -243,7 +243,7 @@ def test_stacks_and_outputs_are_these(name: str) -> None:
 
 def test_what_callers_read() -> None:
     outputs = our_templates("dev")["Endpoint-decision"]["Outputs"]
-    assert outputs["EndpointName"]["Value"] == "switchyard-dev-decision"
+    assert outputs["EndpointName"]["Value"] == "steelyard-dev-decision"
     assert outputs["Kind"]["Value"] == "decision"
     assert outputs["Release"]["Value"] == "sample"
     assert our_templates("dev")["Endpoint-chat"]["Outputs"]["Kind"]["Value"] == "chat"
@@ -309,12 +309,12 @@ def test_a_decision_endpoint_on_processors() -> None:
     model = only(template, "AWS::SageMaker::Model")
     container = model["PrimaryContainer"]
     digest = load_release().images["decision"]["cpu"].digest
-    assert text(container["Image"]).find(f"dkr.ecr.us-east-1.amazonaws.com/switchyard-dev@{digest}") > 0
+    assert text(container["Image"]).find(f"dkr.ecr.us-east-1.amazonaws.com/steelyard-dev@{digest}") > 0
     assert container["Environment"] == {
-        "SWITCHYARD_GPU_LAYERS": "0",
-        "SWITCHYARD_HOST": "0.0.0.0",
-        "SWITCHYARD_MODEL": "/opt/ml/model",
-        "SWITCHYARD_MODEL_ID": "gemma-3-270m",
+        "STEELYARD_GPU_LAYERS": "0",
+        "STEELYARD_HOST": "0.0.0.0",
+        "STEELYARD_MODEL": "/opt/ml/model",
+        "STEELYARD_MODEL_ID": "gemma-3-270m",
     }
     assert model["EnableNetworkIsolation"] is True
     assert load_release().model("decision").key in text(container["ModelDataSource"])
@@ -322,7 +322,7 @@ def test_a_decision_endpoint_on_processors() -> None:
     assert variant["InstanceType"] == "ml.c7i.xlarge"
     assert variant["VariantName"] == "primary"
     endpoint = only(template, "AWS::SageMaker::Endpoint")
-    assert endpoint["EndpointName"] == "switchyard-dev-decision"
+    assert endpoint["EndpointName"] == "steelyard-dev-decision"
     assert endpoint["RetainAllVariantProperties"] is True
 
 
@@ -338,15 +338,15 @@ def test_a_decision_endpoint_on_gpus() -> None:
     assert variant["InferenceAmiVersion"] == "al2023-ami-sagemaker-inference-gpu-4-1"
     assert variant["RoutingConfig"] == {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"}
     environment = only(template, "AWS::SageMaker::Model")["PrimaryContainer"]["Environment"]
-    assert environment["SWITCHYARD_GPU_LAYERS"] == "-1"
+    assert environment["STEELYARD_GPU_LAYERS"] == "-1"
 
 
 def test_production_pulls_what_staging_built() -> None:
     image = only(our_templates("prod")["Endpoint-decision-cpu"], "AWS::SageMaker::Model")["PrimaryContainer"]["Image"]
-    assert image.startswith("111122223333.dkr.ecr.us-east-1.amazonaws.com/switchyard@sha256:")
+    assert image.startswith("111122223333.dkr.ecr.us-east-1.amazonaws.com/steelyard@sha256:")
     assert not of_type(our_templates("prod")["Build"], "AWS::ECR::Repository")
     repository = only(our_templates("staging")["Build"], "AWS::ECR::Repository")
-    assert repository["RepositoryName"] == "switchyard"
+    assert repository["RepositoryName"] == "steelyard"
     assert "444455556666" in text(repository["RepositoryPolicyText"])
 
 
@@ -413,7 +413,7 @@ def test_alarms_tell_the_topic_and_the_topic_the_addresses() -> None:
     for alarm in of_type(our_templates("prod")["Endpoint-chat"], "AWS::CloudWatch::Alarm"):
         assert "Observability" in text(alarm["AlarmActions"])
     (subscription,) = of_type(our_templates("prod")["Observability"], "AWS::SNS::Subscription")
-    assert subscription["Endpoint"] == "switchyard-oncall@example.com"
+    assert subscription["Endpoint"] == "steelyard-oncall@example.com"
     assert not of_type(our_templates("dev")["Observability"], "AWS::SNS::Subscription")
 
 
@@ -426,7 +426,7 @@ def test_the_latency_alarm_is_what_the_file_says() -> None:
 def test_the_budget_counts_what_is_tagged() -> None:
     budget = only(our_templates("prod")["Observability"], "AWS::Budgets::Budget")
     assert budget["Budget"]["BudgetLimit"] == {"Amount": 8000, "Unit": "USD"}
-    assert budget["Budget"]["CostFilters"] == {"TagKeyValue": ["user:switchyard:environment$prod"]}
+    assert budget["Budget"]["CostFilters"] == {"TagKeyValue": ["user:steelyard:environment$prod"]}
     assert not of_type(our_templates("dev")["Observability"], "AWS::Budgets::Budget")
 
 
@@ -498,9 +498,9 @@ def test_an_existing_key_is_used() -> None:
 
 
 def test_a_named_bucket_has_its_name() -> None:
-    artifacts = {"bucket_name": "example-switchyard-dev"}
+    artifacts = {"bucket_name": "example-steelyard-dev"}
     template = templates_of(app_of(environment(artifacts=artifacts)))["Artifacts"]
-    assert "example-switchyard-dev" in [each.get("BucketName") for each in of_type(template, "AWS::S3::Bucket")]
+    assert "example-steelyard-dev" in [each.get("BucketName") for each in of_type(template, "AWS::S3::Bucket")]
 
 
 def test_an_environment_without_endpoints() -> None:
@@ -514,11 +514,11 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], None], set[str]]] = {
         lambda content: content["models"]["decision"].update(
             key="models/other/" + "b" * 64 + "/", manifest_sha256="b" * 64
         ),
-        {"AWS::SageMaker::Model", "AWS::IAM::Policy", "Custom::SwitchyardReleaseGate"},
+        {"AWS::SageMaker::Model", "AWS::IAM::Policy", "Custom::SteelyardReleaseGate"},
     ),
     "another image": (
         lambda content: content["images"]["decision"]["cpu"].update(digest="sha256:" + "c" * 64),
-        {"AWS::SageMaker::Model", "AWS::IAM::Policy", "Custom::SwitchyardReleaseGate"},
+        {"AWS::SageMaker::Model", "AWS::IAM::Policy", "Custom::SteelyardReleaseGate"},
     ),
 }
 

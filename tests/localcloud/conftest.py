@@ -19,9 +19,9 @@ import echo_container
 from endpoint_template import BUCKET, REPOSITORY, delete, deploy, endpoint_template, image_uri
 
 import tiny_models
-from switchyard_localcloud import LocalCloud
+from steelyard_localcloud import LocalCloud
 
-ONE_THREAD = {"SWITCHYARD_THREADS": "1", "OMP_NUM_THREADS": "1"}
+ONE_THREAD = {"STEELYARD_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)

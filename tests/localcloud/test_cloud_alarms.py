@@ -12,8 +12,8 @@ from endpoint_template import reasons, settled
 from test_cloud_endpoints import traffic
 
 from conftest import Furnished, wait_until
-from switchyard_localcloud.cloudwatch import expressions
-from switchyard_localcloud.errors import ServiceError
+from steelyard_localcloud.cloudwatch import expressions
+from steelyard_localcloud.errors import ServiceError
 
 
 def error_rate(name: str) -> list[dict[str, Any]]:

@@ -17,9 +17,9 @@ import pytest
 from endpoint_template import ACCOUNT, REGION, delete, deploy, trust
 
 from conftest import Furnished, wait_until
-from switchyard_localcloud import LocalCloud
-from switchyard_localcloud.codebuild.environment import inherited
-from switchyard_localcloud.iam import build_resource
+from steelyard_localcloud import LocalCloud
+from steelyard_localcloud.codebuild.environment import inherited
+from steelyard_localcloud.iam import build_resource
 
 BUCKET = "build-sources"
 WRITE = {"Effect": "Allow", "Action": "s3:PutObject", "Resource": f"arn:aws:s3:::{BUCKET}/made/*"}

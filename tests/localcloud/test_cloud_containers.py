@@ -23,9 +23,9 @@ from test_cloud_endpoints import traffic
 
 from conftest import Furnished, wait_until
 from served_image import import_python, podman
-from switchyard_localcloud import LocalCloud
-from switchyard_localcloud.sagemaker import guard
-from switchyard_localcloud.sagemaker.podman import LABEL, OUTSIDE, remove, run
+from steelyard_localcloud import LocalCloud
+from steelyard_localcloud.sagemaker import guard
+from steelyard_localcloud.sagemaker.podman import LABEL, OUTSIDE, remove, run
 
 pytestmark = pytest.mark.containers
 

@@ -75,7 +75,7 @@ def test_changed_variable_replaces_model_and_config_under_traffic(
     assert stack(image=furnished.decision, prefix="tiny/") == "CREATE_COMPLETE"
     before = resources_of(furnished, name)
     with traffic(furnished, name, DECISION) as answers:
-        changed = {"SWITCHYARD_MODEL_ID": "second"}
+        changed = {"STEELYARD_MODEL_ID": "second"}
         assert stack(image=furnished.decision, prefix="tiny/", environment=changed) == "UPDATE_COMPLETE"
     after = resources_of(furnished, name)
     assert {key for key in before if before[key] != after[key]} == {"Model", "Config"}

@@ -16,7 +16,7 @@ from botocore.config import Config
 from endpoint_template import ACCOUNT, BUCKET, REGION, endpoint_template, reasons, settled, trust
 
 from conftest import Furnished
-from switchyard_localcloud.iam import sagemaker_resource, scaling_resource
+from steelyard_localcloud.iam import sagemaker_resource, scaling_resource
 
 
 @pytest.fixture

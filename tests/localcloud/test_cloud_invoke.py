@@ -181,7 +181,7 @@ def test_chat_container_is_played_by_our_server(furnished: Furnished, stack: Cal
     assert text.endswith("data: [DONE]\n\n")
     log = "\n".join(path.read_text() for path in (furnished.cloud.options.home / "logs").glob(f"{name}-*.log"))
     assert "our server's chat answers in its place" in log
-    assert "container flags become SWITCHYARD_CONTEXT_TOKENS=1024" in log
+    assert "container flags become STEELYARD_CONTEXT_TOKENS=1024" in log
     # A decision is not what the chat container answers.
     with pytest.raises(furnished.runtime.exceptions.ModelError):
         furnished.invoke(name, {"decision": {}})

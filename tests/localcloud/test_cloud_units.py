@@ -9,14 +9,14 @@ import pytest
 from botocore.eventstream import EventStreamBuffer
 from endpoint_template import ACCOUNT, CHAT_IMAGE, REGION
 
-from switchyard_localcloud import shapes
-from switchyard_localcloud.errors import ServiceError
-from switchyard_localcloud.options import Options
-from switchyard_localcloud.sagemaker import event_stream, llama_flags
-from switchyard_localcloud.sagemaker.images import parse_image, resolve
-from switchyard_localcloud.sagemaker.model_data import model_data_of
-from switchyard_localcloud.sagemaker.stand_in import plan
-from switchyard_localcloud.sagemaker.traffic import Policy, Step, policy_of
+from steelyard_localcloud import shapes
+from steelyard_localcloud.errors import ServiceError
+from steelyard_localcloud.options import Options
+from steelyard_localcloud.sagemaker import event_stream, llama_flags
+from steelyard_localcloud.sagemaker.images import parse_image, resolve
+from steelyard_localcloud.sagemaker.model_data import model_data_of
+from steelyard_localcloud.sagemaker.stand_in import plan
+from steelyard_localcloud.sagemaker.traffic import Policy, Step, policy_of
 
 S3 = {"S3Uri": "s3://b/p/", "S3DataType": "S3Prefix", "CompressionType": "None"}
 
@@ -56,14 +56,14 @@ def test_flags_become_words_as_the_container_makes_them() -> None:
 @pytest.mark.parametrize(
     ("flags", "settings"),
     [
-        ({"ctx-size": "8192"}, {"SWITCHYARD_CONTEXT_TOKENS": "8192"}),
+        ({"ctx-size": "8192"}, {"STEELYARD_CONTEXT_TOKENS": "8192"}),
         (
             {"ctx-size": "8192", "parallel": "4"},
-            {"SWITCHYARD_CONTEXT_TOKENS": "2048", "SWITCHYARD_CHATS": "4"},
+            {"STEELYARD_CONTEXT_TOKENS": "2048", "STEELYARD_CHATS": "4"},
         ),
-        ({"parallel": "10"}, {"SWITCHYARD_CHATS": "10"}),
-        ({"threads": "2", "flash-attn": "on"}, {"SWITCHYARD_THREADS": "2", "SWITCHYARD_FLASH_ATTENTION": "on"}),
-        ({"flash-attn": "true"}, {"SWITCHYARD_FLASH_ATTENTION": "on"}),
+        ({"parallel": "10"}, {"STEELYARD_CHATS": "10"}),
+        ({"threads": "2", "flash-attn": "on"}, {"STEELYARD_THREADS": "2", "STEELYARD_FLASH_ATTENTION": "on"}),
+        ({"flash-attn": "true"}, {"STEELYARD_FLASH_ATTENTION": "on"}),
         ({"no-mmap": "true", "metrics": "true"}, {}),
     ],
 )
@@ -111,9 +111,9 @@ def test_our_server_is_told_where_the_model_is_and_keeps_to_this_machine(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the developer")
     environment = {
-        "SWITCHYARD_MODEL": "/opt/ml/model/sub",
-        "SWITCHYARD_THREADS": "100000",
-        "SWITCHYARD_HOST": "0.0.0.0",
+        "STEELYARD_MODEL": "/opt/ml/model/sub",
+        "STEELYARD_THREADS": "100000",
+        "STEELYARD_HOST": "0.0.0.0",
         "PATH_NOT": "/opt/ml/models",
     }
     options = Options(home=tmp_path)
@@ -125,11 +125,11 @@ def test_our_server_is_told_where_the_model_is_and_keeps_to_this_machine(
         options=options,
     )
     got = launch.environment
-    assert (got["SWITCHYARD_HOST"], got["SWITCHYARD_PORT"], got["SAGEMAKER_BIND_TO_PORT"]) == ("127.0.0.1", "7", "7")
-    assert got["SWITCHYARD_MODEL"] == str(tmp_path)
+    assert (got["STEELYARD_HOST"], got["STEELYARD_PORT"], got["SAGEMAKER_BIND_TO_PORT"]) == ("127.0.0.1", "7", "7")
+    assert got["STEELYARD_MODEL"] == str(tmp_path)
     assert got["PATH_NOT"] == "/opt/ml/models"
-    assert got["SWITCHYARD_DEFAULT_MAX_TOKENS"] == "9"
-    assert int(got["SWITCHYARD_THREADS"]) < 100000
+    assert got["STEELYARD_DEFAULT_MAX_TOKENS"] == "9"
+    assert int(got["STEELYARD_THREADS"]) < 100000
     assert "AWS_SECRET_ACCESS_KEY" not in got
     assert any("is cut to this machine's" in note for note in launch.notes)
 

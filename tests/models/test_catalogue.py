@@ -9,11 +9,11 @@ import pytest
 from pydantic import ValidationError
 
 from model_sources import as_toml, role_of
-from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.models import catalogue as module
-from switchyard.models.catalogue import CatalogueEntry, HuggingFace, PythonPackages, catalogue, find, read_entry
-from switchyard_runtime.scoring import readout
-from switchyard_runtime.settings import Settings
+from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.models import catalogue as module
+from steelyard.models.catalogue import CatalogueEntry, HuggingFace, PythonPackages, catalogue, find, read_entry
+from steelyard_runtime.scoring import readout
+from steelyard_runtime.settings import Settings
 
 
 def test_the_default_model_of_the_server_is_in_the_catalogue():
@@ -109,14 +109,14 @@ def test_a_source_that_pins_nothing_is_refused(source, told):
 def test_a_folder_of_ones_own_adds_to_the_catalogue(tmp_path, monkeypatch):
     entry = CatalogueEntry.model_validate(described("x.gguf", name="mine"))
     (tmp_path / "mine.toml").write_text(as_toml(entry))
-    monkeypatch.setenv("SWITCHYARD_MODELS", str(tmp_path))
+    monkeypatch.setenv("STEELYARD_MODELS", str(tmp_path))
     assert find("mine") == entry
     assert find("gemma-3-270m")
     (tmp_path / "gemma-3-270m.toml").write_text((module.MODELS / "gemma-3-270m.toml").read_text())
     module._entries.cache_clear()
     with pytest.raises(CommandError, match="gemma-3-270m is in the catalogue and in"):
         catalogue()
-    monkeypatch.setenv("SWITCHYARD_MODELS", str(tmp_path / "none"))
+    monkeypatch.setenv("STEELYARD_MODELS", str(tmp_path / "none"))
     with pytest.raises(CommandError, match="not a folder"):
         catalogue()
 

@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 
 from model_sources import as_toml, hub_entry, on_hub, tiny_model
-from switchyard.exit_codes import ExitCode
-from switchyard.models import storage
-from switchyard.models.download import RANGE_BYTES
+from steelyard.exit_codes import ExitCode
+from steelyard.models import storage
+from steelyard.models.download import RANGE_BYTES
 
 CONTENT = tiny_model()
 FILES = {"tiny.gguf": CONTENT, "mmproj-tiny.gguf": CONTENT[::-1]}
-COMMAND = [sys.executable, "-m", "switchyard", "model"]
+COMMAND = [sys.executable, "-m", "steelyard", "model"]
 
 
 @pytest.fixture
 def entry(web, cache, tmp_path, monkeypatch):
     """A model of two files on the hub, in a catalogue of one's own, for processes."""
     monkeypatch.setenv("HF_ENDPOINT", web.url)
-    monkeypatch.setenv("SWITCHYARD_MODELS", str(tmp_path / "catalogue"))
+    monkeypatch.setenv("STEELYARD_MODELS", str(tmp_path / "catalogue"))
     (tmp_path / "catalogue").mkdir()
     entry = hub_entry(FILES)
     (tmp_path / "catalogue" / "tiny.toml").write_text(as_toml(entry))
@@ -113,8 +113,8 @@ def pulled_alone(web, tmp_path, data):
 
 SLOW_PACKAGE = """
 import sys, time
-from switchyard import cli
-from switchyard.models import archive
+from steelyard import cli
+from steelyard.models import archive
 real = archive._Hashing.read
 def slowly(*given):
     time.sleep(0.1)
@@ -170,7 +170,7 @@ def test_a_disk_that_fills_up_during_a_pull(entry, web, cache, tmp_path):
     unsized = "\n".join(line for line in text.splitlines() if not line.startswith("size ="))
     (tmp_path / "catalogue" / "tiny.toml").write_text(unsized)
     web.chunked = True
-    pull = f"{sys.executable} -m switchyard model pull tiny"
+    pull = f"{sys.executable} -m steelyard model pull tiny"
     ended = on_small_disk(f"{pull}; echo code $?; find {cache} -type f -name '*.gguf*'", cache, 400)
     assert "code 6" in ended.stdout, ended.stderr
     assert "the disk is full" in ended.stderr
@@ -182,7 +182,7 @@ def test_a_disk_that_fills_up_during_a_pull(entry, web, cache, tmp_path):
 
 
 def test_a_disk_that_is_too_small_is_told_before_a_byte_is_fetched(entry, web, cache):
-    ended = on_small_disk(f"{sys.executable} -m switchyard model pull tiny; echo code $?", cache, 400)
+    ended = on_small_disk(f"{sys.executable} -m steelyard model pull tiny; echo code $?", cache, 400)
     assert "code 6" in ended.stdout
     assert "1 MB are needed" in ended.stderr
     assert web.requests == []
@@ -192,7 +192,7 @@ def test_a_disk_that_is_too_small_is_told_before_a_byte_is_fetched(entry, web, c
 def test_a_disk_that_is_too_small_for_a_package_leaves_nothing(entry, tmp_path, archive):
     pulled_alone(None, tmp_path, CONTENT)
     disk = tmp_path / "small"
-    package = f"{sys.executable} -m switchyard model package tiny {archive} --to {disk}/package"
+    package = f"{sys.executable} -m steelyard model package tiny {archive} --to {disk}/package"
     ended = on_small_disk(f"{package}; echo code $?; find {disk} -mindepth 1", disk, 400)
     assert ended.stdout.splitlines() == ["code 6"], ended.stderr
     assert "are needed" in ended.stderr
@@ -203,14 +203,14 @@ def test_a_disk_that_fills_up_while_a_package_is_written_leaves_nothing(entry, t
     pulled_alone(None, tmp_path, CONTENT)
     disk = tmp_path / "small"
     taker = (
-        "import pathlib, sys; from switchyard.models import archive, package\n"
+        "import pathlib, sys; from steelyard.models import archive, package\n"
         f"disk = pathlib.Path({str(disk)!r})\n"
         "real = archive.write_archive\n"
         "def taking(*given, **named):\n"
         "    (disk / 'taken').write_bytes(bytes(500 << 10))\n"
         "    return real(*given, **named)\n"
         "package.write_archive = taking\n"
-        "from switchyard.cli import run\n"
+        "from steelyard.cli import run\n"
         "sys.exit(run(['model', 'package', 'tiny', '--archive', '--to', str(disk / 'package')]))\n"
     )
     (tmp_path / "taker.py").write_text(taker)

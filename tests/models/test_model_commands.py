@@ -1,4 +1,4 @@
-"""``switchyard model``: what it prints for people and for a shell, and what it exits with."""
+"""``steelyard model``: what it prints for people and for a shell, and what it exits with."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 import tiny_models
 from model_sources import as_toml, hub_entry, on_hub, tiny_model
-from switchyard import cli
-from switchyard.exit_codes import ExitCode
-from switchyard.models import catalogue, storage
-from switchyard.models.manifest import manifest_sha256
+from steelyard import cli
+from steelyard.exit_codes import ExitCode
+from steelyard.models import catalogue, storage
+from steelyard.models.manifest import manifest_sha256
 
 CONTENT = tiny_model()
 
@@ -32,7 +32,7 @@ def run(capsys):
 def listed(web, cache, tmp_path, monkeypatch):
     """Puts a model into a catalogue of one's own and on the hub."""
     monkeypatch.setenv("HF_ENDPOINT", web.url)
-    monkeypatch.setenv("SWITCHYARD_MODELS", str(tmp_path / "catalogue"))
+    monkeypatch.setenv("STEELYARD_MODELS", str(tmp_path / "catalogue"))
     (tmp_path / "catalogue").mkdir()
 
     def put(data=CONTENT, extra=""):

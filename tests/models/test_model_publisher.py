@@ -22,15 +22,15 @@ from aws_cdk.assertions import Template
 from botocore.exceptions import ClientError
 
 from model_sources import as_toml, hub_entry, tiny_model
-from switchyard import cli
-from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.models import publisher, storage
-from switchyard.models.manifest import model_manifest, read_manifest
-from switchyard.models.publisher import Published, publish
-from switchyard.models.pull import Silent, pull
-from switchyard_constructs.artifact_store import ArtifactStore
-from switchyard_constructs.model_build import ModelBuild
-from switchyard_localcloud import LocalCloud
+from steelyard import cli
+from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.models import publisher, storage
+from steelyard.models.manifest import model_manifest, read_manifest
+from steelyard.models.publisher import Published, publish
+from steelyard.models.pull import Silent, pull
+from steelyard_constructs.artifact_store import ArtifactStore
+from steelyard_constructs.model_build import ModelBuild
+from steelyard_localcloud import LocalCloud
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -53,7 +53,7 @@ def pulled(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     folder = tmp_path / "catalogue"
     folder.mkdir()
     (folder / "tiny.toml").write_text(as_toml(ENTRY))
-    monkeypatch.setenv("SWITCHYARD_MODELS", str(folder))
+    monkeypatch.setenv("STEELYARD_MODELS", str(folder))
     monkeypatch.setattr(publisher, "PART_BYTES", 8 * MIB)
     for name, data in FILES.items():
         path = storage.model_folder(ENTRY) / name
@@ -263,13 +263,13 @@ def test_the_command_says_why_it_fails(cloud, bucket, monkeypatch, capsys, pulle
         monkeypatch.setenv(name, value)
     pulled.unlink()
     assert cli.run(["model", "push", "tiny", "--bucket", bucket, "--region", "eu-west-1"]) == ExitCode.MODEL
-    assert "switchyard model pull tiny" in capsys.readouterr().err
+    assert "steelyard model pull tiny" in capsys.readouterr().err
 
 
 SLOW_PUSH = """
 import sys, time
-from switchyard import cli
-from switchyard.models import publisher
+from steelyard import cli
+from steelyard.models import publisher
 publisher.PART_BYTES = 5 << 20
 real = publisher._upload_part
 def slowly(*given):

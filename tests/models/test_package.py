@@ -15,12 +15,12 @@ import pytest
 from hypothesis import strategies as st
 
 from model_sources import hub_entry, on_hub, tiny_model
-from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.models import storage
-from switchyard.models.archive import BLOCK, StoredGzip, archive_bytes, write_archive
-from switchyard.models.manifest import manifest_of, manifest_sha256, model_manifest, model_prefix, read_manifest
-from switchyard.models.package import package
-from switchyard.models.pull import Silent, pull
+from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.models import storage
+from steelyard.models.archive import BLOCK, StoredGzip, archive_bytes, write_archive
+from steelyard.models.manifest import manifest_of, manifest_sha256, model_manifest, model_prefix, read_manifest
+from steelyard.models.package import package
+from steelyard.models.pull import Silent, pull
 
 CONTENT = tiny_model()
 FILES = {"tiny.gguf": CONTENT, "tokenizer.json": b"{}"}
@@ -184,7 +184,7 @@ def test_a_size_that_is_not_pinned_comes_from_the_file():
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda m: m | {"format": "switchyard-model/1"}, "format"),
+        (lambda m: m | {"format": "steelyard-model/1"}, "format"),
         (lambda m: m | {"colour": "red"}, "colour"),
         (lambda m: m | {"files": []}, "files"),
         (lambda m: m | {"files": m["files"][1:]}, "no file has the role weights or shard"),
@@ -206,8 +206,8 @@ def test_what_is_no_manifest_is_named_with_its_field(change, told):
         (b"[]", "not a model-manifest.json"),
         (b"[" * 100_000, "not a model-manifest.json"),
         (b'{"name": "a", "name": "b"}', "a key is there twice"),
-        (model_manifest(hub_entry(FILES)).replace(b"  ", b" "), "is not written as Switchyard writes it"),
-        (model_manifest(hub_entry(FILES)) + b"\n", "is not written as Switchyard writes it"),
+        (model_manifest(hub_entry(FILES)).replace(b"  ", b" "), "is not written as Steelyard writes it"),
+        (model_manifest(hub_entry(FILES)) + b"\n", "is not written as Steelyard writes it"),
     ],
 )
 def test_bytes_that_are_no_manifest(data, told):

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from switchyard.models.parallel import StoppedError, Tally, check, ordered
+from steelyard.models.parallel import StoppedError, Tally, check, ordered
 
 
 @pytest.mark.parametrize("workers", [1, 3, 50])

@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from model_sources import SPLIT, tiny_model
-from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.models import storage
-from switchyard.models.catalogue import CatalogueEntry
-from switchyard.models.package_index import wheel_url
-from switchyard.models.pull import Silent, pull
-from switchyard.models.storage import State
+from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.models import storage
+from steelyard.models.catalogue import CatalogueEntry
+from steelyard.models.package_index import wheel_url
+from steelyard.models.pull import Silent, pull
+from steelyard.models.storage import State
 
 CONTENT = tiny_model()
 

@@ -8,11 +8,11 @@ import pytest
 
 import tiny_models
 from model_sources import REVISION, hub_entry, on_hub, tiny_model
-from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.models import storage
-from switchyard.models.catalogue import CatalogueEntry, PythonPackages
-from switchyard.models.pull import pull
-from switchyard.models.storage import State
+from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.models import storage
+from steelyard.models.catalogue import CatalogueEntry, PythonPackages
+from steelyard.models.pull import pull
+from steelyard.models.storage import State
 
 CONTENT = tiny_model()
 FILES = {"tiny.gguf": CONTENT, "mmproj-tiny.gguf": CONTENT[:100_000], "tokenizer.json": b"{}"}
@@ -137,7 +137,7 @@ def test_a_truncated_download_is_kept_and_continued(hub, monkeypatch):
     on_hub(hub, {"tiny.gguf": CONTENT})
     hub.redirects = False
     hub.cut_after = [100_000, *[0] * 20]
-    monkeypatch.setattr("switchyard.models.download._pause", lambda _state: 0.0)
+    monkeypatch.setattr("steelyard.models.download._pause", lambda _state: 0.0)
     fails(entry, ExitCode.DOWNLOAD, "the connection ended|disconnected|closed")
     assert (storage.model_folder(entry) / "tiny.gguf.part").read_bytes() == CONTENT[:100_000]
     assert storage.state(entry) is State.PARTIAL

@@ -16,16 +16,16 @@ from typing import Any
 
 import small_builds
 
-from switchyard.environment import Environment, parse_environment
-from switchyard.releases.bases import Bases, load_bases
-from switchyard.releases.build import Order
-from switchyard.releases.manifest import ReleaseSource
-from switchyard.releases.plan import plan_for
-from switchyard.releases.source import Checkout, asset_hash
-from switchyard_localcloud import LocalCloud
+from steelyard.environment import Environment, parse_environment
+from steelyard.releases.bases import Bases, load_bases
+from steelyard.releases.build import Order
+from steelyard.releases.manifest import ReleaseSource
+from steelyard.releases.plan import plan_for
+from steelyard.releases.source import Checkout, asset_hash
+from steelyard_localcloud import LocalCloud
 
 DLC = "763104351884.dkr.ecr.us-east-1.amazonaws.com/llama-cpp"
-REPOSITORY = "switchyard-dev"
+REPOSITORY = "steelyard-dev"
 SOURCE = ReleaseSource(commit="1" * 40, dirty=False)
 PROGRAM = Path(small_builds.__file__)
 
@@ -75,7 +75,7 @@ class Account:
             self.held(what).unlink(missing_ok=True)
         self.client("ecr").delete_repository(repositoryName=REPOSITORY, force=True)
         cloudformation = self.client("cloudformation")
-        for stack in ("Switchyard-dev-Artifacts", "Switchyard-dev-Build"):
+        for stack in ("Steelyard-dev-Artifacts", "Steelyard-dev-Build"):
             cloudformation.delete_stack(StackName=stack)
             cloudformation.get_waiter("stack_delete_complete").wait(StackName=stack, WaiterConfig={"Delay": 1})
 
@@ -185,8 +185,8 @@ class Account:
     def _declare(self) -> None:
         """The two stacks, with nothing in them but the outputs that tell where everything is."""
         for stack, outputs in (
-            ("Switchyard-dev-Artifacts", {"BucketName": self.bucket}),
-            ("Switchyard-dev-Build", self.projects),
+            ("Steelyard-dev-Artifacts", {"BucketName": self.bucket}),
+            ("Steelyard-dev-Build", self.projects),
         ):
             template = {
                 "Resources": {"Nothing": {"Type": "AWS::SNS::Topic"}},

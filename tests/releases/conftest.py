@@ -13,9 +13,9 @@ sys.path.append(str(Path(__file__).parent))
 
 from accounts import Account
 
-from switchyard import local_cloud
-from switchyard.aws import Aws
-from switchyard_localcloud import LocalCloud
+from steelyard import local_cloud
+from steelyard.aws import Aws
+from steelyard_localcloud import LocalCloud
 
 
 @pytest.fixture(scope="session")

@@ -24,12 +24,12 @@ def sha256(content: bytes) -> str:
 
 
 def model_manifest(name: str, file: bytes) -> bytes:
-    """A manifest as ``switchyard model push`` writes it."""
-    from switchyard.models.manifest import ModelManifest
+    """A manifest as ``steelyard model push`` writes it."""
+    from steelyard.models.manifest import ModelManifest
 
     return ModelManifest.model_validate(
         {
-            "format": "switchyard-model/2",
+            "format": "steelyard-model/2",
             "name": name,
             "licence": {"name": "none", "url": "https://example.com/licence"},
             "claims": {},
@@ -85,8 +85,8 @@ def build_image(environment: dict[str, str]) -> dict[str, str]:
     labels = {
         "org.opencontainers.image.base.digest": environment.get("LABELLED_BASE", base),
         "org.opencontainers.image.revision": environment["SOURCE_REVISION"],
-        "switchyard.llama-cpp": "b10433",
-        "switchyard.llama-cpp-python": "0.3.35",
+        "steelyard.llama-cpp": "b10433",
+        "steelyard.llama-cpp-python": "0.3.35",
     }
     digest = push_image(environment["REGISTRY"], environment["REPOSITORY_PATH"], login=(user, password), labels=labels)
     sbom = json.dumps({"bomFormat": "CycloneDX", "of": digest}).encode()

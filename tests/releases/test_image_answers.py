@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from test_release_manifest import content
 
-from switchyard.exit_codes import CommandError
-from switchyard.releases import checks
-from switchyard.releases.manifest import ReleasedImage
+from steelyard.exit_codes import CommandError
+from steelyard.releases import checks
+from steelyard.releases.manifest import ReleasedImage
 
 NONE = ("", "<html>", "[]", "null", "7", "{}", '{"config": null}', '{"config": []}', "[" * 100_000)
 
@@ -58,10 +58,10 @@ def test_a_configuration_that_breaks_off_is_told(monkeypatch: pytest.MonkeyPatch
         def get_download_url_for_layer(self, **_given: str) -> dict[str, str]:
             return {"downloadUrl": "https://ecr.example/layer"}
 
-    monkeypatch.setattr(checks, "registry_of", lambda *_given: ("111122223333", "switchyard-dev"))
+    monkeypatch.setattr(checks, "registry_of", lambda *_given: ("111122223333", "steelyard-dev"))
     monkeypatch.setattr(urllib.request, "urlopen", lambda *_given, **_options: Broken())
     aws: Any = Ecr()
     with pytest.raises(
-        CommandError, match="cannot fetch the configuration sha256:a of switchyard-dev from ECR: Incompl"
+        CommandError, match="cannot fetch the configuration sha256:a of steelyard-dev from ECR: Incompl"
     ):
         checks._labels(aws, aws, "sha256:a")

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from accounts import REPOSITORY, SOURCE, Account
 
-from switchyard.aws import Aws
-from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.releases import builds, local_builds
-from switchyard.releases.build import build_release, matching_release, prompt_versions
-from switchyard.releases.builds import KEY_VARIABLE, WantedBuild, asset_of, run_builds
-from switchyard.releases.checks import State, findings
-from switchyard.releases.difference import changes
-from switchyard.releases.manifest import ReleaseSource, content_id, load_release
-from switchyard.releases.plan import plan_for
-from switchyard_constructs.hardware import Hardware
+from steelyard.aws import Aws
+from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.releases import builds, local_builds
+from steelyard.releases.build import build_release, matching_release, prompt_versions
+from steelyard.releases.builds import KEY_VARIABLE, WantedBuild, asset_of, run_builds
+from steelyard.releases.checks import State, findings
+from steelyard.releases.difference import changes
+from steelyard.releases.manifest import ReleaseSource, content_id, load_release
+from steelyard.releases.plan import plan_for
+from steelyard_constructs.hardware import Hardware
 
 MODEL, IMAGE = "ModelProjectGemma3270m", "ImageProjectCpu"
 
@@ -184,7 +184,7 @@ def test_what_another_build_makes_of_the_project_is_waited_for(
 def command(account: Account, to: Path, *more: str) -> subprocess.Popen[str]:
     words = ["release", "build", "--no-stacks", "--allow-dirty", "--bases", str(account.bases_file()), "--to", str(to)]
     return subprocess.Popen(
-        [sys.executable, "-m", "switchyard", *words, *more],
+        [sys.executable, "-m", "steelyard", *words, *more],
         env={**os.environ, "COLUMNS": "200"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -285,7 +285,7 @@ def test_verify_tells_what_is_missing_and_what_differs(
 
 def verify(path: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "switchyard", "release", "verify", str(path), "--json", *more],
+        [sys.executable, "-m", "steelyard", "release", "verify", str(path), "--json", *more],
         capture_output=True,
         text=True,
     )

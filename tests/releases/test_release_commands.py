@@ -1,4 +1,4 @@
-"""``switchyard release`` without an account: what it prints, and what it refuses."""
+"""``steelyard release`` without an account: what it prints, and what it refuses."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import jsonschema_rs
 import pytest
 from test_release_manifest import content
 
-from switchyard import deployment
-from switchyard.cli import run
-from switchyard.commands import release, up
-from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.releases import source
-from switchyard.releases.build import Order
-from switchyard.releases.manifest import Release, ReleaseSource, sealed, write_release
-from switchyard.releases.source import Checkout
+from steelyard import deployment
+from steelyard.cli import run
+from steelyard.commands import release, up
+from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.releases import source
+from steelyard.releases.build import Order
+from steelyard.releases.manifest import Release, ReleaseSource, sealed, write_release
+from steelyard.releases.source import Checkout
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.releases.checks import check_account
-from switchyard.releases.difference import changes
-from switchyard.releases.manifest import content_id, load_release, parse_release, sealed, write_release
+from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.releases.checks import check_account
+from steelyard.releases.difference import changes
+from steelyard.releases.manifest import content_id, load_release, parse_release, sealed, write_release
 
 MANIFEST = "b" * 64
 IMAGE = {"architecture": "x86_64", "llama_cpp": "b10433"}

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from switchyard.environment import Environment, load_environment, parse_environment
-from switchyard.exit_codes import CommandError
-from switchyard.releases.bases import base_for, load_bases
-from switchyard.releases.manifest import load_release
-from switchyard.releases.plan import image_project, model_project, plan_for
-from switchyard_constructs.hardware import Hardware
+from steelyard.environment import Environment, load_environment, parse_environment
+from steelyard.exit_codes import CommandError
+from steelyard.releases.bases import base_for, load_bases
+from steelyard.releases.manifest import load_release
+from steelyard.releases.plan import image_project, model_project, plan_for
+from steelyard_constructs.hardware import Hardware
 
 CPU = {"kind": "decision", "hardware": "cpu", "instance_type": "ml.c7i.xlarge"}
 CHAT = {**CPU, "kind": "chat"}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.exit_codes import CommandError, ExitCode
-from switchyard.releases import source
-from switchyard.releases.local_builds import stage
-from switchyard.releases.source import asset_hash, changes, check_committed, input_files, read_checkout, read_source
+from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.releases import source
+from steelyard.releases.local_builds import stage
+from steelyard.releases.source import asset_hash, changes, check_committed, input_files, read_checkout, read_source
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from accounts import Account
 
-from switchyard import deployment
-from switchyard.aws import Aws, Stack, delete_stack, stacks_of
-from switchyard.cdk import Cdk
-from switchyard.exit_codes import CommandError
+from steelyard import deployment
+from steelyard.aws import Aws, Stack, delete_stack, stacks_of
+from steelyard.cdk import Cdk
+from steelyard.exit_codes import CommandError
 
-REMOVED = "Switchyard-dev-Endpoint-removed"
-OTHERS = "Switchyard-dev-eu-Endpoint-chat"
+REMOVED = "Steelyard-dev-Endpoint-removed"
+OTHERS = "Steelyard-dev-eu-Endpoint-chat"
 DELETION = f"aws cloudformation delete-stack --region us-east-1 --stack-name {REMOVED}"
 
 
@@ -28,7 +28,7 @@ class Assembly(Cdk):
         """It is."""
 
     def synth(self) -> None:
-        names = ("Switchyard-dev-Artifacts", "Switchyard-dev-Build", "Switchyard-dev-Endpoint-chat")
+        names = ("Steelyard-dev-Artifacts", "Steelyard-dev-Build", "Steelyard-dev-Endpoint-chat")
         artifacts: dict[str, Any] = {name: {"type": "aws:cloudformation:stack", "properties": {}} for name in names}
         artifacts["Tree"] = {"type": "cdk:tree"}
         (self.assembly / "manifest.json").write_text(json.dumps({"artifacts": artifacts}))

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 import tiny_models
-from switchyard_runtime.chat_template import ChatTemplate
-from switchyard_runtime.decision import Layout, Option, Question
-from switchyard_runtime.engine.interface import Piece
-from switchyard_runtime.engine.llama import Model, Vocabulary
-from switchyard_runtime.scoring import prompt
-from switchyard_runtime.scoring.slots import candidates, derive
+from steelyard_runtime.chat_template import ChatTemplate
+from steelyard_runtime.decision import Layout, Option, Question
+from steelyard_runtime.engine.interface import Piece
+from steelyard_runtime.engine.llama import Model, Vocabulary
+from steelyard_runtime.scoring import prompt
+from steelyard_runtime.scoring.slots import candidates, derive
 
 QUESTION = Question(
     instructions="Which queue?", options=(Option(id="a", text="billing: money"), Option(id="b", text="shipping"))

@@ -1,0 +1,441 @@
+"""What every endpoint has: a model, a configuration, the endpoint, its role and its logs.
+
+Use :class:`~steelyard_constructs.decision_endpoint.DecisionEndpoint` or
+:class:`~steelyard_constructs.chat_endpoint.ChatEndpoint`; this module is what the two share.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Required, TypedDict, Unpack
+
+from aws_cdk import Annotations, ArnFormat, RemovalPolicy, Stack, Token, region_info
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_logs as logs
+from aws_cdk import aws_sagemaker as sagemaker
+from constructs import Construct
+
+from steelyard_constructs.container_variables import container_variables
+from steelyard_constructs.environment_key import LOG_KEY_ACTIONS
+from steelyard_constructs.execution_role import ExecutionRole
+from steelyard_constructs.hardware import (
+    DEFAULT_AMI,
+    Hardware,
+    InstanceType,
+    PooledInstance,
+    check_ami,
+    check_instances,
+    check_threads,
+)
+from steelyard_constructs.images import ImageReference, check_image
+from steelyard_constructs.model_artifact import HubModel, ModelArtifact, timeout, volume_gib
+from steelyard_constructs.numeric import check_whole
+from steelyard_constructs.refusal import Refused
+from steelyard_constructs.rollout import Canary, deployment_config
+
+#: The one variant of every endpoint. Constant, because a renamed variant loses its scaling.
+VARIANT_NAME = "primary"
+
+# SageMaker's own rule: the API reference of CreateEndpoint.
+_ENDPOINT_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
+
+
+class EndpointProps(TypedDict, total=False):
+    """What the endpoints have in common. Only ``endpoint_name``, ``image`` and ``hardware`` are required.
+
+    Attributes:
+        endpoint_name: Name of the endpoint; letters, digits and hyphens between them, at most 63.
+        image: The container, by digest.
+        hardware: Kind of machine.
+        instance_type: The only instance type, such as ``ml.c7i.2xlarge``. Either this or ``instance_pool``.
+        instance_pool: Instance types in order of preference.
+        initial_instance_count: Instances at the first deployment, 1 or more; 1 unless set. Later deployments keep the
+            count that is there.
+        environment: Further variables of the container.
+        threads: Threads of llama.cpp; every physical core unless set.
+        vpc: VPC of the containers; none unless set.
+        subnets: Which subnets of it; the private ones unless set.
+        encryption_key: Key of the model's bucket, the logs and the instances' volumes; keys of AWS unless set.
+            Instances with disks of their own encrypt these in hardware.
+        network_isolation: Whether the container is without any network; true unless set.
+        startup_timeout: Longest from the container's start until it is healthy, in seconds; see
+            ``ModelSource.startup_seconds`` unless set.
+        download_timeout: Longest that SageMaker may take to fetch the model, in seconds; see
+            ``ModelSource.download_seconds`` unless set.
+        provision_timeout: Longest that SageMaker looks for capacity in the pool, in seconds, 300 to 3600; 1200 unless
+            set.
+        inference_ami: AMI of CUDA instances; the newest unless set.
+        log_retention: How long logs are kept; 30 days unless set.
+        removal_policy: Whether the logs go with the stack; they do unless set.
+        rollback_alarms: Alarms that undo an update while it is rolled out, at most 10.
+        canary: How an update is rolled out; all instances at once unless set.
+        drain_s: How long the old instances finish what they are streaming after an update, in seconds, 0 to 3600; 480
+            unless set, the longest that the server lets a stream last.
+    """
+
+    endpoint_name: Required[str]
+    image: Required[ImageReference]
+    hardware: Required[Hardware]
+    instance_type: str | None
+    instance_pool: Sequence[PooledInstance]
+    initial_instance_count: int
+    environment: Mapping[str, str]
+    threads: int | None
+    vpc: ec2.IVpc | None
+    subnets: ec2.SubnetSelection | None
+    encryption_key: kms.IKey | None
+    network_isolation: bool
+    startup_timeout: int | None
+    download_timeout: int | None
+    provision_timeout: int
+    inference_ami: str | None
+    log_retention: logs.RetentionDays
+    removal_policy: RemovalPolicy
+    rollback_alarms: Sequence[cloudwatch.IAlarm]
+    canary: Canary | None
+    drain_s: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """:class:`EndpointProps` with its defaults."""
+
+    endpoint_name: str
+    image: ImageReference
+    hardware: Hardware
+    instance_type: str | None = None
+    instance_pool: Sequence[PooledInstance] = ()
+    initial_instance_count: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+    vpc: ec2.IVpc | None = None
+    subnets: ec2.SubnetSelection | None = None
+    encryption_key: kms.IKey | None = None
+    network_isolation: bool = True
+    startup_timeout: int | None = None
+    download_timeout: int | None = None
+    provision_timeout: int = 1200
+    inference_ami: str | None = None
+    log_retention: logs.RetentionDays = logs.RetentionDays.ONE_MONTH
+    removal_policy: RemovalPolicy = RemovalPolicy.DESTROY
+    rollback_alarms: Sequence[cloudwatch.IAlarm] = ()
+    canary: Canary | None = None
+    drain_s: int = 480
+
+
+class Endpoint(Construct):
+    """A SageMaker endpoint with one variant. Base of the two kinds.
+
+    Model and configuration have no names, so CloudFormation replaces them when anything in them changes (none of their
+    properties can be changed in place) and moves the endpoint, whose name stays, from the old to the new. The instance
+    count that scaling has reached is kept (``RetainAllVariantProperties``).
+
+    Attributes:
+        model: The model.
+        config: The endpoint configuration.
+        endpoint: The endpoint.
+        endpoint_name: Its name, as given. For alarms, which can exist before it. Use
+            ``endpoint.attr_endpoint_name`` for what needs the endpoint to exist, such as scaling.
+        endpoint_arn: Its ARN.
+        variant_name: ``primary``.
+        role: The execution role.
+        log_group: ``/aws/sagemaker/Endpoints/NAME``.
+        security_group: Security group of the containers, or None outside a VPC.
+        instance_types: Its instance types, first choice first.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        id: str,
+        *,
+        source: ModelArtifact | HubModel,
+        own_environment: Mapping[str, str],
+        **props: Unpack[EndpointProps],
+    ) -> None:
+        """Make the endpoint.
+
+        Args:
+            scope: Parent.
+            id: Name within it.
+            source: Where the model comes from.
+            own_environment: Variables that the kind of endpoint sets; ``environment`` may not repeat them.
+            **props: See :class:`EndpointProps`.
+
+        Raises:
+            Refused: A value, or a combination, that SageMaker would refuse or with which the container would not
+                serve.
+        """
+        super().__init__(scope, id)
+        given = _Settings(**props)
+        _check_name(given.endpoint_name)
+        _check_instance_count(given.initial_instance_count)
+        check_image(given.image, given.hardware)
+        self.instance_types = check_instances(
+            instance_type=given.instance_type,
+            instance_pool=given.instance_pool,
+            hardware=given.hardware,
+            region=_known(Stack.of(self).region),
+        )
+        check_threads(given.threads, self.instance_types)
+
+        self.endpoint_name = given.endpoint_name
+        self.variant_name = VARIANT_NAME
+        self.log_group = self._make_log_group(given)
+        self.security_group, self._subnets = self._make_network(given.vpc, given.subnets)
+        execution = ExecutionRole(
+            self,
+            "ExecutionRole",
+            repository_arn=self._repository_arn(given.image),
+            log_group=self.log_group,
+            model=source if isinstance(source, ModelArtifact) else None,
+            subnets=self._subnets,
+            security_group=self.security_group,
+            encryption_key=given.encryption_key,
+        )
+        self.role = execution.role
+        self.model = self._make_model(given, source, container_variables(own_environment, given.environment))
+        # SageMaker checks the role's access while it makes the model.
+        self.model.node.add_dependency(*execution.policies)
+        self.config = self._make_config(given, source)
+        self.endpoint = sagemaker.CfnEndpoint(
+            self,
+            "Endpoint",
+            endpoint_name=given.endpoint_name,
+            endpoint_config_name=self.config.attr_endpoint_config_name,
+            retain_all_variant_properties=True,
+            deployment_config=deployment_config(
+                alarms=given.rollback_alarms,
+                canary=given.canary,
+                drain_s=given.drain_s,
+                instances=given.initial_instance_count,
+            ),
+        )
+        self.endpoint.node.add_dependency(self.log_group)
+        self.endpoint_arn = self.endpoint.ref
+
+    def grant_invoke(self, grantee: iam.IGrantable) -> iam.Grant:
+        """Let ``grantee`` call this endpoint, whole answers and streams, and no other."""
+        return iam.Grant.add_to_principal(
+            grantee=grantee,
+            actions=["sagemaker:InvokeEndpoint", "sagemaker:InvokeEndpointWithResponseStream"],
+            resource_arns=[self.endpoint_arn],
+        )
+
+    def _make_log_group(self, given: _Settings) -> logs.LogGroup:
+        name = f"/aws/sagemaker/Endpoints/{given.endpoint_name}"
+        group = logs.LogGroup(
+            self,
+            "Logs",
+            log_group_name=name,
+            retention=given.log_retention,
+            removal_policy=given.removal_policy,
+            encryption_key=given.encryption_key,
+        )
+        if given.encryption_key is not None:
+            stack = Stack.of(self)
+            arn = stack.format_arn(
+                service="logs", resource="log-group", resource_name=name, arn_format=ArnFormat.COLON_RESOURCE_NAME
+            )
+            given.encryption_key.add_to_resource_policy(
+                iam.PolicyStatement(
+                    principals=[iam.ServicePrincipal(f"logs.{stack.region}.amazonaws.com")],
+                    # Not grant_encrypt_decrypt, whose actions have stars.
+                    actions=list(LOG_KEY_ACTIONS),
+                    # In a key's own policy the star is the key.
+                    resources=["*"],
+                    conditions={"ArnEquals": {"kms:EncryptionContext:aws:logs:arn": arn}},
+                )
+            )
+        return group
+
+    def _make_network(
+        self, vpc: ec2.IVpc | None, subnets: ec2.SubnetSelection | None
+    ) -> tuple[ec2.SecurityGroup | None, Sequence[ec2.ISubnet]]:
+        if vpc is None:
+            if subnets is not None:
+                raise Refused(f"endpoint {self.endpoint_name!r} has subnets but no vpc; set vpc too, or neither")
+            return None, ()
+        group = ec2.SecurityGroup(
+            self,
+            "SecurityGroup",
+            vpc=vpc,
+            description=f"Containers of endpoint {self.endpoint_name}: nothing in, HTTPS out.",
+            allow_all_outbound=False,
+        )
+        group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "The model and the image over HTTPS")
+        chosen = vpc.select_subnets(**_arguments(subnets)) if subnets else vpc.select_subnets()
+        return group, chosen.subnets
+
+    def _make_model(
+        self, given: _Settings, source: ModelArtifact | HubModel, environment: Mapping[str, str]
+    ) -> sagemaker.CfnModel:
+        return sagemaker.CfnModel(
+            self,
+            "Model",
+            execution_role_arn=self.role.role_arn,
+            enable_network_isolation=given.network_isolation,
+            primary_container=sagemaker.CfnModel.ContainerDefinitionProperty(
+                image=self._image_uri(given.image),
+                environment=environment,
+                model_data_source=_data_source(source),
+            ),
+            vpc_config=sagemaker.CfnModel.VpcConfigProperty(
+                security_group_ids=[self.security_group.security_group_id],
+                subnets=[subnet.subnet_id for subnet in self._subnets],
+            )
+            if self.security_group
+            else None,
+        )
+
+    def _make_config(self, given: _Settings, source: ModelArtifact | HubModel) -> sagemaker.CfnEndpointConfig:
+        pool = sorted(given.instance_pool, key=lambda place: place.priority)
+        variant = sagemaker.CfnEndpointConfig.ProductionVariantProperty(
+            variant_name=VARIANT_NAME,
+            model_name=self.model.attr_model_name,
+            initial_instance_count=given.initial_instance_count,
+            initial_variant_weight=1,
+            routing_config=sagemaker.CfnEndpointConfig.RoutingConfigProperty(
+                routing_strategy="LEAST_OUTSTANDING_REQUESTS"
+            ),
+            instance_type=given.instance_type,
+            instance_pools=[
+                sagemaker.CfnEndpointConfig.InstancePoolProperty(
+                    instance_type=place.instance_type, priority=place.priority
+                )
+                for place in pool
+            ]
+            or None,
+            variant_instance_provision_timeout_in_seconds=_provision_timeout(given),
+            inference_ami_version=_ami(given, self.instance_types),
+            volume_size_in_gb=None if self._any_has_disks else volume_gib(source),
+            model_data_download_timeout_in_seconds=timeout(
+                "download_timeout", given=given.download_timeout, derived=source.download_seconds()
+            ),
+            container_startup_health_check_timeout_in_seconds=timeout(
+                "startup_timeout", given=given.startup_timeout, derived=source.startup_seconds()
+            ),
+        )
+        return sagemaker.CfnEndpointConfig(
+            self, "Config", kms_key_id=self._volume_key(given.encryption_key), production_variants=[variant]
+        )
+
+    @property
+    def _any_has_disks(self) -> bool:
+        return any(each.family.local_storage for each in self.instance_types)
+
+    def _volume_key(self, key: kms.IKey | None) -> str | None:
+        """SageMaker refuses a key where any instance type has disks of its own, which it encrypts in hardware."""
+        if key is None or not self._any_has_disks:
+            return key.key_arn if key else None
+        if without := [each.name for each in self.instance_types if not each.family.local_storage]:
+            raise Refused(
+                f"the instance pool mixes types with disks of their own and types without ({', '.join(without)}): "
+                "SageMaker would not encrypt the latter with encryption_key; pool one sort, or leave out the key"
+            )
+        return None
+
+    def _registry(self, image: ImageReference) -> tuple[str, str]:
+        """Account and region of the image's registry."""
+        stack = Stack.of(self)
+        region = _known(stack.region)
+        if image.region is not None and region is not None and image.region != region:
+            raise Refused(
+                f"image {image.repository!r} is in {image.region}, but the endpoint is in {region} and SageMaker pulls "
+                "from its own region only; copy the image there"
+            )
+        account = image.account
+        if account is None and image.published:
+            account = self._publisher(image, region)
+        return account or stack.account, image.region or stack.region
+
+    @staticmethod
+    def _publisher(image: ImageReference, region: str | None) -> str:
+        if region is None:
+            raise Refused(
+                f"image {image.repository!r} is published by AWS in a registry of each region, but the stack has no "
+                "region; give the stack env=Environment(region=...), or the image an account"
+            )
+        account = region_info.RegionInfo.get(region).dlc_repository_account
+        if account is None:
+            raise Refused(
+                f"the CDK knows no registry of AWS Deep Learning Containers in {region!r}; give the image the account "
+                "from AWS's list of registries, or use another region"
+            )
+        return account
+
+    def _image_uri(self, image: ImageReference) -> str:
+        account, region = self._registry(image)
+        suffix = region_info.RegionInfo.get(region).domain_suffix if _known(region) else None
+        return f"{account}.dkr.ecr.{region}.{suffix or Stack.of(self).url_suffix}/{image.repository}@{image.digest}"
+
+    def _repository_arn(self, image: ImageReference) -> str:
+        account, region = self._registry(image)
+        return Stack.of(self).format_arn(
+            service="ecr", account=account, region=region, resource="repository", resource_name=image.repository
+        )
+
+    def _warn(self, code: str, message: str) -> None:
+        Annotations.of(self).add_warning_v2(f"steelyard:{code}", message)
+
+
+def _known(value: str) -> str | None:
+    return None if Token.is_unresolved(value) else value
+
+
+def _check_name(name: str) -> None:
+    if not Token.is_unresolved(name) and (len(name) > 63 or not _ENDPOINT_NAME.fullmatch(name)):
+        raise Refused(
+            f"endpoint name {name!r} ({len(name)} characters) is one that SageMaker refuses: use letters, digits and "
+            "hyphens, a letter or digit at both ends, at most 63"
+        )
+
+
+def _check_instance_count(count: int) -> None:
+    check_whole("initial_instance_count", count)
+    if count < 1:
+        raise Refused(
+            f"initial_instance_count is {count}, but an endpoint without inference components cannot have less than 1 "
+            "instance; set 1 or more, or destroy its stack while it is not needed"
+        )
+
+
+def _data_source(source: ModelArtifact | HubModel) -> sagemaker.CfnModel.ModelDataSourceProperty | None:
+    if isinstance(source, HubModel):
+        return None
+    return sagemaker.CfnModel.ModelDataSourceProperty(
+        s3_data_source=sagemaker.CfnModel.S3DataSourceProperty(
+            s3_uri=source.uri,
+            s3_data_type="S3Object" if source.compressed else "S3Prefix",
+            compression_type="Gzip" if source.compressed else "None",
+        )
+    )
+
+
+def _provision_timeout(given: _Settings) -> int | None:
+    check_whole("provision_timeout", given.provision_timeout)
+    if not 300 <= given.provision_timeout <= 3600:
+        raise Refused(f"provision_timeout is {given.provision_timeout} s; SageMaker takes 300 to 3600 s")
+    return given.provision_timeout if given.instance_pool else None
+
+
+def _ami(given: _Settings, instance_types: Sequence[InstanceType]) -> str | None:
+    if given.image.cuda is not None:
+        return check_ami(given.inference_ami or DEFAULT_AMI, cuda=given.image.cuda, instance_types=instance_types).name
+    if given.inference_ami is not None:
+        raise Refused(
+            f"inference AMI {given.inference_ami!r} is for GPU instances, but hardware is {given.hardware.value!r}; "
+            "leave it out"
+        )
+    return None
+
+
+def _arguments(selection: ec2.SubnetSelection) -> dict[str, Any]:
+    """The arguments of ``select_subnets``, which takes a selection apart."""
+    names = ("availability_zones", "one_per_az", "subnet_filters", "subnet_group_name", "subnets", "subnet_type")
+    return {name: getattr(selection, name) for name in names}

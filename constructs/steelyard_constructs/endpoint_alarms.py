@@ -1,0 +1,201 @@
+"""Alarms of an endpoint, one for each way in which it can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_cloudwatch_actions as actions
+from aws_cdk import aws_sns as sns
+from constructs import Construct
+
+from steelyard_constructs.endpoint_metrics import EndpointMetrics
+from steelyard_constructs.numeric import check_finite
+from steelyard_constructs.refusal import Refused
+
+_CW = cloudwatch.ComparisonOperator
+_MISSING = cloudwatch.TreatMissingData
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """When the alarms of an endpoint go off. Each must hold for 2 of 3 minutes, health for 5 of 5.
+
+    Attributes:
+        failure_percent: Requests that failed through no fault of the caller, in percent of all.
+        server_errors: Requests answered with 5xx, in a minute.
+        unanswered: Requests without any answer, in a minute.
+        client_error_percent: Requests refused with 4xx, in percent of all.
+        latency_p95_ms: 95th percentile of the time in the container, in milliseconds.
+        memory_percent: Memory in use, in percent.
+    """
+
+    failure_percent: float = 5
+    server_errors: int = 10
+    unanswered: int = 1
+    client_error_percent: float = 50
+    latency_p95_ms: float = 30_000
+    memory_percent: float = 95
+
+
+class EndpointAlarms(Construct):
+    """Tells apart what went wrong: the model's answers, the container, the callers, speed, the instances.
+
+    Attributes:
+        failures: Share of requests that failed through no fault of the caller (metric math).
+        server_errors: The container answers 5xx: it is broken, or busy beyond its queue.
+        unanswered: The container does not answer: it crashed or hangs.
+        client_errors: Callers send what the container refuses (4xx).
+        latency: Answers take long.
+        health: No instance reports.
+        memory: An instance is about to run out of memory.
+
+    Example:
+        >>> import aws_cdk as cdk
+        >>> from steelyard_constructs.endpoint_alarms import EndpointAlarms, Thresholds
+        >>> app = cdk.App()
+        >>> stack = cdk.Stack(app, "Example")
+        >>> alarms = EndpointAlarms(
+        ...     stack,
+        ...     "Alarms",
+        ...     endpoint_name="support-decisions",
+        ...     variant_name="primary",
+        ...     thresholds=Thresholds(latency_p95_ms=2_000),
+        ... )
+        >>> len(alarms.rollback), len(alarms.all)
+        (4, 7)
+        >>> template = app.synth().get_stack_by_name("Example").template
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        id: str,
+        *,
+        endpoint_name: str,
+        variant_name: str,
+        topic: sns.ITopic | None = None,
+        thresholds: Thresholds | None = None,
+    ) -> None:
+        """Make the alarms.
+
+        Args:
+            scope: Parent.
+            id: Name within it.
+            endpoint_name: The endpoint's plain name: alarms that undo its updates exist before it.
+            variant_name: Its variant.
+            topic: Who is told, when an alarm goes off and when it is over.
+            thresholds: When they go off.
+
+        Raises:
+            Refused: A threshold is not positive, or a share is above 100 %.
+        """
+        super().__init__(scope, id)
+        limits = thresholds or Thresholds()
+        _check(limits)
+        metrics = EndpointMetrics(endpoint_name, variant_name)
+        self._endpoint_name = endpoint_name
+        self._topic = topic
+        self.failures = self._alarm(
+            "Failures",
+            metrics.failure_percent(),
+            limits.failure_percent,
+            f"More than {limits.failure_percent:g} % of the requests fail through no fault of their callers.",
+        )
+        self.server_errors = self._alarm(
+            "ServerErrors",
+            metrics.server_errors(),
+            limits.server_errors,
+            f"More than {limits.server_errors} requests a minute get a 5xx: the container is broken, or busy beyond "
+            "its queue. Its log says which.",
+        )
+        self.unanswered = self._alarm(
+            "Unanswered",
+            metrics.unanswered(),
+            limits.unanswered,
+            f"{limits.unanswered} or more requests a minute get no answer: the container crashed, hangs, or takes over "
+            "60 s.",
+            comparison=_CW.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
+        )
+        self.client_errors = self._alarm(
+            "ClientErrors",
+            metrics.client_error_percent(),
+            limits.client_error_percent,
+            f"More than {limits.client_error_percent:g} % of the requests are refused with a 4xx: a caller sends what "
+            "the contract does not allow.",
+        )
+        self.latency = self._alarm(
+            "Latency",
+            metrics.model_latency("p95"),
+            limits.latency_p95_ms * 1000,
+            f"One request in twenty spends more than {limits.latency_p95_ms:g} ms in the container.",
+        )
+        self.health = self._alarm(
+            "Health",
+            metrics.reports(),
+            1,
+            "No instance of the endpoint has reported for 5 minutes.",
+            comparison=_CW.LESS_THAN_THRESHOLD,
+            missing=_MISSING.BREACHING,
+            minutes=(5, 5),
+        )
+        self.memory = self._alarm(
+            "Memory",
+            metrics.usage("Memory", cloudwatch.Stats.MAXIMUM),
+            limits.memory_percent,
+            f"An instance uses more than {limits.memory_percent:g} % of its memory.",
+        )
+
+    @property
+    def rollback(self) -> Sequence[cloudwatch.IAlarm]:
+        """Those that should undo an update.
+
+        Not the callers' errors, which no version can help; nor health, which is in alarm before the first deployment.
+        """
+        return (self.failures, self.server_errors, self.unanswered, self.latency)
+
+    @property
+    def all(self) -> Sequence[cloudwatch.IAlarm]:
+        """All of them."""
+        return (*self.rollback, self.client_errors, self.health, self.memory)
+
+    def _alarm(
+        self,
+        id: str,
+        metric: cloudwatch.IMetric,
+        threshold: float,
+        description: str,
+        *,
+        comparison: cloudwatch.ComparisonOperator = _CW.GREATER_THAN_THRESHOLD,
+        missing: cloudwatch.TreatMissingData = _MISSING.NOT_BREACHING,
+        minutes: tuple[int, int] = (2, 3),
+    ) -> cloudwatch.Alarm:
+        alarm = cloudwatch.Alarm(
+            self,
+            id,
+            metric=metric,
+            threshold=threshold,
+            comparison_operator=comparison,
+            datapoints_to_alarm=minutes[0],
+            evaluation_periods=minutes[1],
+            treat_missing_data=missing,
+            alarm_description=f"Endpoint {self._endpoint_name}: {description}",
+        )
+        if self._topic is not None:
+            alarm.add_alarm_action(actions.SnsAction(self._topic))
+            alarm.add_ok_action(actions.SnsAction(self._topic))
+        return alarm
+
+
+def _check(limits: Thresholds) -> None:
+    for each in fields(limits):
+        check_finite(f"the threshold {each.name}", getattr(limits, each.name))
+    # CloudWatch counts it in microseconds.
+    check_finite("the threshold latency_p95_ms times 1000", limits.latency_p95_ms * 1000)
+    for name in ("failure_percent", "client_error_percent", "memory_percent"):
+        if not 0 < getattr(limits, name) <= 100:
+            raise Refused(f"the threshold {name} is {getattr(limits, name)}; set more than 0 and at most 100 percent")
+    for name in ("server_errors", "unanswered", "latency_p95_ms"):
+        if not getattr(limits, name) > 0:
+            raise Refused(f"the threshold {name} is {getattr(limits, name)}; set more than 0")

@@ -1,0 +1,110 @@
+"""One page that shows how endpoints are doing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aws_cdk import Duration
+from aws_cdk import aws_cloudwatch as cloudwatch
+from constructs import Construct
+
+from steelyard_constructs.endpoint_metrics import EndpointMetrics
+from steelyard_constructs.refusal import Refused
+
+_WIDTH = 24
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An endpoint on the dashboard.
+
+    Attributes:
+        endpoint_name: Its name.
+        variant_name: Its variant.
+        gpu: Whether its instances have GPUs.
+        alarms: Its alarms, whose state heads its part of the page.
+    """
+
+    endpoint_name: str
+    variant_name: str
+    gpu: bool = False
+    alarms: Sequence[cloudwatch.IAlarm] = ()
+
+
+class EndpointDashboard(Construct):
+    """Requests, failures by class, latency, concurrency and use of the instances, endpoint by endpoint.
+
+    Attributes:
+        dashboard: The dashboard.
+
+    Example:
+        >>> import aws_cdk as cdk
+        >>> from steelyard_constructs.endpoint_dashboard import EndpointDashboard, Shown
+        >>> app = cdk.App()
+        >>> stack = cdk.Stack(app, "Example")
+        >>> page = EndpointDashboard(stack, "Dashboard", endpoints=[Shown("support-decisions", "primary", gpu=True)])
+        >>> template = app.synth().get_stack_by_name("Example").template
+    """
+
+    def __init__(
+        self, scope: Construct, id: str, *, endpoints: Sequence[Shown], dashboard_name: str | None = None
+    ) -> None:
+        """Make the dashboard.
+
+        Args:
+            scope: Parent.
+            id: Name within it.
+            endpoints: What it shows, from top to bottom.
+            dashboard_name: Its name; CloudFormation makes one up unless set.
+
+        Raises:
+            Refused: There is nothing to show.
+        """
+        super().__init__(scope, id)
+        if not endpoints:
+            raise Refused("the dashboard has no endpoints to show; give it one or more, or leave it out")
+        self.dashboard = cloudwatch.Dashboard(
+            self, "Dashboard", dashboard_name=dashboard_name, default_interval=Duration.hours(3)
+        )
+        for shown in endpoints:
+            for row in _rows(shown):
+                self.dashboard.add_widgets(*row)
+
+
+def _rows(shown: Shown) -> Sequence[Sequence[cloudwatch.IWidget]]:
+    metrics = EndpointMetrics(shown.endpoint_name, shown.variant_name)
+    used = ("CPU", "Memory", "Disk") + (("GPU", "GPUMemory") if shown.gpu else ())
+    title = cloudwatch.TextWidget(markdown=f"## {shown.endpoint_name}", width=_WIDTH, height=1)
+    alarms = [
+        cloudwatch.AlarmStatusWidget(alarms=list(shown.alarms), title="Alarms", width=_WIDTH, height=3),
+    ]
+    return [
+        [title],
+        *([alarms] if shown.alarms else []),
+        [
+            _graph("Requests a minute", [metrics.invocations()]),
+            _graph(
+                "Failures a minute, by class",
+                [metrics.client_errors(), metrics.server_errors(), metrics.unanswered()],
+                [metrics.failure_percent(), metrics.client_error_percent()],
+            ),
+            _graph(
+                "Latency, microseconds",
+                [*(metrics.model_latency(each) for each in ("p50", "p95", "p99")), metrics.overhead_latency("p95")],
+            ),
+        ],
+        [
+            _graph(
+                "Requests in progress per instance", [metrics.concurrency("Average"), metrics.concurrency("Maximum")]
+            ),
+            _graph("Use of the instances, percent", [metrics.usage(each, "Average") for each in used]),
+            _graph("Reports of the instances", [metrics.reports()]),
+        ],
+    ]
+
+
+def _graph(
+    title: str, left: Sequence[cloudwatch.IMetric], right: Sequence[cloudwatch.IMetric] = ()
+) -> cloudwatch.GraphWidget:
+    return cloudwatch.GraphWidget(title=title, left=list(left), right=list(right), width=_WIDTH // 3, height=6)

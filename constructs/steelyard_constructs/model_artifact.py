@@ -1,0 +1,171 @@
+"""Where an endpoint's model comes from, and how long it takes to arrive and to load."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+from steelyard_constructs.numeric import check_whole
+from steelyard_constructs.refusal import Refused
+
+#: Where SageMaker puts the model in the container.
+MODEL_FOLDER = "/opt/ml/model"
+
+#: What SageMaker accepts for both timeouts, in seconds.
+SHORTEST_TIMEOUT_S, LONGEST_TIMEOUT_S = 60, 3600
+
+_MB = 10**6
+_GIB = 2**30
+
+# The slowest that we allow for, in bytes per second; each is about a third of what is usual.
+_FROM_S3 = 50 * _MB
+_UNPACKING = 50 * _MB
+_FROM_HUB = 20 * _MB
+_FROM_DISK = 80 * _MB
+
+_KEY = re.compile(r"[A-Za-z0-9!_.*'()/=-]+")
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)?\.gguf")
+
+
+class ModelSource(Protocol):
+    """What every source of a model can say about itself."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of the model's files, in bytes."""
+        ...
+
+    def download_seconds(self) -> int:
+        """Longest that SageMaker's own download may take, before rounding."""
+        ...
+
+    def startup_seconds(self) -> int:
+        """Longest from the container's start to its first healthy answer, before rounding."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelArtifact:
+    """A model in S3: the files below a prefix, or one ``model.tar.gz``.
+
+    Attributes:
+        bucket: Name of the bucket.
+        key: The prefix, ending in ``/``, or the key of the ``.tar.gz``. It names its content (a manifest's hash), so
+            that a changed model is a changed key: SageMaker does not notice other content under the same one.
+        bytes: Size of all files, in bytes; of the archive, for an archive.
+        file: The GGUF file to serve, relative to the prefix (or within the archive). A chat endpoint needs it.
+    """
+
+    bucket: str
+    key: str
+    bytes: int
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.key.endswith("/") or self.key.endswith(".tar.gz")):
+            raise Refused(
+                f"model key {self.key!r} is neither a prefix nor an archive; end it in '/' for the files below it, or "
+                "in '.tar.gz'"
+            )
+        if self.key.startswith("/") or "//" in self.key or not _KEY.fullmatch(self.key):
+            raise Refused(
+                f"model key {self.key!r} has an empty part or a character that a policy cannot name exactly; use "
+                "letters, digits and !_.'()=- with single '/' between parts"
+            )
+        if "*" in self.key:
+            raise Refused(f"model key {self.key!r} has a '*', which a policy reads as anything; leave it out")
+        check_whole(f"bytes of the model at {self.key!r}", self.bytes)
+        if self.bytes < 1:
+            raise Refused(f"the model at {self.key!r} has {self.bytes} bytes; give the size of its files")
+        if self.file is not None and not _FILE.fullmatch(self.file):
+            raise Refused(
+                f"model file {self.file!r} is not a GGUF file at most one folder deep; name it relative to the prefix, "
+                "such as model.gguf"
+            )
+
+    @property
+    def compressed(self) -> bool:
+        """Whether it is a ``.tar.gz``."""
+        return self.key.endswith(".tar.gz")
+
+    @property
+    def uri(self) -> str:
+        """Its ``s3://`` address."""
+        return f"s3://{self.bucket}/{self.key}"
+
+    def download_seconds(self) -> int:
+        """2 minutes, and the time to fetch the files at 50 MB/s (and to unpack an archive at 50 MB/s)."""
+        return 120 + self.bytes // _FROM_S3 + (self.bytes // _UNPACKING if self.compressed else 0)
+
+    def startup_seconds(self) -> int:
+        """3 minutes, and the time to read the files twice at 80 MB/s: the start-up probe loads the model too."""
+        return 180 + 2 * self.bytes // _FROM_DISK
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A GGUF file that the published container fetches from a hub when it starts. For trying things.
+
+    What is fetched can change under the same name, each new instance fetches it again, and the container needs the
+    internet for it.
+
+    Attributes:
+        repository: Such as ``bartowski/Qwen_Qwen3.5-4B-GGUF``.
+        file: The GGUF file in it.
+        bytes: Its size, in bytes.
+    """
+
+    repository: str
+    file: str
+    bytes: int
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*", self.repository):
+            raise Refused(f"hub repository {self.repository!r} is not written as OWNER/NAME")
+        if not _FILE.fullmatch(self.file):
+            raise Refused(f"hub file {self.file!r} is not a GGUF file; name one of the repository's .gguf files")
+        check_whole(f"bytes of the hub file {self.file!r}", self.bytes)
+        if self.bytes < 1:
+            raise Refused(f"the hub file {self.file!r} has {self.bytes} bytes; give its size")
+
+    def download_seconds(self) -> int:
+        """The least: SageMaker itself has nothing to fetch."""
+        return SHORTEST_TIMEOUT_S
+
+    def startup_seconds(self) -> int:
+        """3 minutes, the time to fetch the file at 20 MB/s, and to read it at 80 MB/s."""
+        return 180 + self.bytes // _FROM_HUB + self.bytes // _FROM_DISK
+
+
+def timeout(name: str, *, given: int | None, derived: int) -> int:
+    """A timeout in seconds: ``given``, or ``derived`` rounded up to a whole minute.
+
+    Raises:
+        Refused: It is outside what SageMaker accepts.
+    """
+    if given is not None:
+        check_whole(name, given)
+    seconds = given if given is not None else -(-derived // 60) * 60
+    if not SHORTEST_TIMEOUT_S <= seconds <= LONGEST_TIMEOUT_S:
+        source = "" if given is not None else ", derived from the model's size,"
+        raise Refused(
+            f"{name} of {seconds} s{source} is outside the {SHORTEST_TIMEOUT_S} to {LONGEST_TIMEOUT_S} s that "
+            "SageMaker accepts; set it within, or use a smaller model"
+        )
+    return seconds
+
+
+def volume_gib(model: ModelSource) -> int:
+    """Size of the instance's volume in GiB: three times the model, and at least the 30 that SageMaker gives anyway.
+
+    Raises:
+        Refused: The model does not fit the largest volume, 512 GiB.
+    """
+    needed = max(30, -(-3 * model.bytes // _GIB))
+    if needed > 512:
+        raise Refused(
+            f"the model of {model.bytes} bytes needs a volume of {needed} GiB; SageMaker gives at most 512: use a "
+            "smaller quantization, or an instance type with its own disks"
+        )
+    return needed

@@ -1,0 +1,93 @@
+"""How an endpoint's update is rolled out, and what undoes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_sagemaker as sagemaker
+
+from steelyard_constructs.numeric import check_whole
+from steelyard_constructs.refusal import Refused
+
+#: How long all-at-once updates are watched, in seconds, when there are alarms to watch.
+ALL_AT_ONCE_WATCH_S = 300
+
+_MAX_ALARMS = 10
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Updates reach a share of the instances first.
+
+    Attributes:
+        percent: Share of the instances, 1 to 50.
+        wait_s: How long the alarms are watched before the rest follows, and again after it, in seconds.
+    """
+
+    percent: int = 10
+    wait_s: int = 300
+
+
+def deployment_config(
+    *, alarms: Sequence[cloudwatch.IAlarm], canary: Canary | None, drain_s: int, instances: int
+) -> sagemaker.CfnEndpoint.DeploymentConfigProperty:
+    """Blue/green, with the old instances kept until the new ones have served without an alarm.
+
+    Args:
+        alarms: Alarms that bring the old instances back.
+        canary: The share of instances that goes first; None for all at once.
+        drain_s: How long the old instances live on after the traffic has moved, in seconds.
+        instances: Instances that the endpoint is declared with.
+
+    Raises:
+        Refused: SageMaker would refuse it, or it would not protect anything.
+    """
+    if len(alarms) > _MAX_ALARMS:
+        raise Refused(f"{len(alarms)} rollback_alarms are given; SageMaker watches at most {_MAX_ALARMS}: choose those")
+    check_whole("drain_s", drain_s)
+    if not 0 <= drain_s <= 3600:
+        raise Refused(f"drain_s is {drain_s}; SageMaker waits 0 to 3600 s before it stops the old instances")
+    if canary is None:
+        routing = sagemaker.CfnEndpoint.TrafficRoutingConfigProperty(
+            type="ALL_AT_ONCE", wait_interval_in_seconds=ALL_AT_ONCE_WATCH_S if alarms else 0
+        )
+    else:
+        routing = _canary_routing(canary, alarms, instances)
+    return sagemaker.CfnEndpoint.DeploymentConfigProperty(
+        blue_green_update_policy=sagemaker.CfnEndpoint.BlueGreenUpdatePolicyProperty(
+            traffic_routing_configuration=routing, termination_wait_in_seconds=drain_s
+        ),
+        auto_rollback_configuration=sagemaker.CfnEndpoint.AutoRollbackConfigProperty(
+            alarms=[sagemaker.CfnEndpoint.AlarmProperty(alarm_name=alarm.alarm_name) for alarm in alarms]
+        )
+        if alarms
+        else None,
+    )
+
+
+def _canary_routing(
+    canary: Canary, alarms: Sequence[cloudwatch.IAlarm], instances: int
+) -> sagemaker.CfnEndpoint.TrafficRoutingConfigProperty:
+    check_whole("the canary's percent", canary.percent)
+    check_whole("the canary's wait_s", canary.wait_s)
+    if not 1 <= canary.percent <= 50:
+        raise Refused(f"the canary is {canary.percent} % of the instances; SageMaker takes 1 to 50")
+    if not 0 <= canary.wait_s <= 3600:
+        raise Refused(f"the canary waits {canary.wait_s} s; SageMaker takes 0 to 3600")
+    if instances < 2:
+        raise Refused(
+            f"a canary of {canary.percent} % needs at least 2 instances, but initial_instance_count is {instances}; "
+            "raise it, or leave out the canary: alarms undo an all-at-once update too"
+        )
+    if not alarms:
+        raise Refused(
+            "a canary without rollback_alarms proves nothing: no alarm would stop the update; give the alarms, or "
+            "leave out the canary"
+        )
+    return sagemaker.CfnEndpoint.TrafficRoutingConfigProperty(
+        type="CANARY",
+        canary_size=sagemaker.CfnEndpoint.CapacitySizeProperty(type="CAPACITY_PERCENT", value=canary.percent),
+        wait_interval_in_seconds=canary.wait_s,
+    )

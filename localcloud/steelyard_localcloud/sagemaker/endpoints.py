@@ -1,0 +1,264 @@
+"""``AWS::SageMaker::Endpoint``: its record, its life, and the operations on it."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from ministack.core.responses import AccountRegionScopedDict
+
+from steelyard_localcloud import shapes
+from steelyard_localcloud.details import CloudDetails
+from steelyard_localcloud.errors import ServiceError
+from steelyard_localcloud.options import Options
+from steelyard_localcloud.sagemaker.deployment import Deployment
+from steelyard_localcloud.sagemaker.endpoint_configs import EndpointConfigs
+from steelyard_localcloud.sagemaker.fleet import Fleet
+from steelyard_localcloud.sagemaker.listing import page
+from steelyard_localcloud.sagemaker.models import Models
+from steelyard_localcloud.sagemaker.names import arn
+from steelyard_localcloud.sagemaker.router import Router
+from steelyard_localcloud.sagemaker.tags import TagStore
+from steelyard_localcloud.sagemaker.traffic import policy_of
+from steelyard_localcloud.wire import Parameters
+
+_SETTLED = ("InService", "Failed", "OutOfService")
+
+
+@dataclass(kw_only=True)
+class Endpoint:
+    """One endpoint.
+
+    Attributes:
+        name: Its name.
+        arn: Its ARN.
+        config_name: The configuration that serves.
+        status: ``EndpointStatus``.
+        instances: Instances of the variant, wanted and running.
+        weight: Weight of the variant.
+        failure: Why the last deployment failed; None when it did not.
+        router: The fleets that answer, and their shares.
+        deployment_config: Policy of the last deployment.
+    """
+
+    name: str
+    arn: str
+    config_name: str
+    status: str = "Creating"
+    instances: int = 1
+    weight: float = 1.0
+    failure: str | None = None
+    router: Router = field(default_factory=Router)
+    deployment_config: Parameters | None = None
+    created_at: float = field(default_factory=time.time)
+    modified_at: float = field(default_factory=time.time)
+
+    def settle(self, status: str, failure: str | None = None) -> None:
+        """End a change."""
+        self.status, self.failure, self.modified_at = status, failure, time.time()
+
+    def summary(self) -> Parameters:
+        """As ``ListEndpoints`` shows it."""
+        return {
+            "EndpointName": self.name,
+            "EndpointArn": self.arn,
+            "CreationTime": self.created_at,
+            "LastModifiedTime": self.modified_at,
+            "EndpointStatus": self.status,
+        }
+
+    def description(self) -> Parameters:
+        """As ``DescribeEndpoint`` shows it."""
+        described = {**self.summary(), "EndpointConfigName": self.config_name}
+        if self.failure:
+            described["FailureReason"] = self.failure
+        if self.deployment_config:
+            described["LastDeploymentConfig"] = self.deployment_config
+        if fleet := self.router.main:
+            described["ProductionVariants"] = [self._variant(fleet)]
+        return described
+
+    def _variant(self, fleet: Fleet) -> Parameters:
+        described: Parameters = {
+            "VariantName": fleet.name,
+            "DeployedImages": fleet.deployed_images(),
+            "CurrentWeight": self.weight,
+            "DesiredWeight": self.weight,
+            "CurrentInstanceCount": self.instances,
+            "DesiredInstanceCount": self.instances,
+        }
+        if "RoutingConfig" in fleet.variant:
+            described["RoutingConfig"] = fleet.variant["RoutingConfig"]
+        if pools := fleet.variant.get("InstancePools"):
+            first = min(pools, key=lambda pool: int(pool["Priority"]))
+            described["InstancePools"] = [
+                {"InstanceType": pool["InstanceType"], "CurrentInstanceCount": self.instances if pool is first else 0}
+                for pool in pools
+            ]
+        return described
+
+
+class Endpoints:
+    """The endpoints of every account and region.
+
+    ``create``, ``update`` and ``delete`` answer at once, as SageMaker does, and go on in a thread; ``wait`` waits.
+    """
+
+    def __init__(
+        self, models: Models, configs: EndpointConfigs, tags: TagStore, *, cloud: CloudDetails, options: Options
+    ) -> None:
+        self._endpoints = AccountRegionScopedDict()
+        self._running: dict[str, Future[None]] = {}
+        self._models = models
+        self._configs = configs
+        self._tags = tags
+        self._cloud = cloud
+        self._options = options
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+
+    def create(self, parameters: Parameters) -> Parameters:
+        """``CreateEndpoint``."""
+        shapes.validate("sagemaker", "CreateEndpoint", parameters)
+        name = parameters["EndpointName"]
+        fleet, count = self._fleet(name, parameters["EndpointConfigName"])
+        endpoint = Endpoint(
+            name=name,
+            arn=arn("endpoint", name),
+            config_name=fleet.config_name,
+            instances=count,
+            weight=fleet.variant.get("InitialVariantWeight", 1.0),
+            deployment_config=parameters.get("DeploymentConfig"),
+        )
+        policy_of(endpoint.deployment_config, instances=count)
+        with self._lock:
+            if name in self._endpoints:
+                raise ServiceError(f'Cannot create already existing endpoint "{endpoint.arn}".')
+            self._endpoints[name] = endpoint
+        self._tags.put(endpoint.arn, parameters.get("Tags", []))
+        self._run(endpoint, lambda: self._deployment(endpoint, fleet).create())
+        return {"EndpointArn": endpoint.arn}
+
+    def update(self, parameters: Parameters) -> Parameters:
+        """``UpdateEndpoint``: the old fleet serves until the new one has passed its health check and its policy."""
+        shapes.validate("sagemaker", "UpdateEndpoint", parameters)
+        endpoint = self.get(parameters["EndpointName"])
+        fleet, count = self._fleet(endpoint.name, parameters["EndpointConfigName"])
+        excluded = {entry["VariantPropertyType"] for entry in parameters.get("ExcludeRetainedVariantProperties", [])}
+        retains = parameters.get("RetainAllVariantProperties", False)
+        weight = fleet.variant.get("InitialVariantWeight", 1.0)
+        if retains and "DesiredInstanceCount" not in excluded:
+            count = endpoint.instances
+        if retains and "DesiredWeight" not in excluded:
+            weight = endpoint.weight
+        config = parameters.get("DeploymentConfig")
+        if config is None and parameters.get("RetainDeploymentConfig"):
+            config = endpoint.deployment_config
+        policy = policy_of(config, instances=count)
+        self._begin(endpoint, "Updating")
+        endpoint.deployment_config = config
+        deployment = self._deployment(endpoint, fleet)
+        self._run(endpoint, lambda: deployment.update(policy, instances=count, weight=weight))
+        return {"EndpointArn": endpoint.arn}
+
+    def scale(self, parameters: Parameters) -> Parameters:
+        """``UpdateEndpointWeightsAndCapacities``; also how Application Auto Scaling changes a count."""
+        shapes.validate("sagemaker", "UpdateEndpointWeightsAndCapacities", parameters)
+        endpoint = self.get(parameters["EndpointName"])
+        for wanted in parameters["DesiredWeightsAndCapacities"]:
+            if endpoint.router.main is None or wanted["VariantName"] != endpoint.router.main.name:
+                raise ServiceError(f"Endpoint {endpoint.name} has no variant {wanted['VariantName']}.")
+            if wanted.get("DesiredInstanceCount", 1) < 1:
+                raise ServiceError(
+                    "DesiredInstanceCount must be at least 1 for an endpoint without inference components."
+                )
+        self._begin(endpoint, "Updating")
+        for wanted in parameters["DesiredWeightsAndCapacities"]:
+            endpoint.instances = wanted.get("DesiredInstanceCount", endpoint.instances)
+            endpoint.weight = wanted.get("DesiredWeight", endpoint.weight)
+        endpoint.settle("InService", endpoint.failure)
+        return {"EndpointArn": endpoint.arn}
+
+    def delete(self, parameters: Parameters) -> Parameters:
+        """``DeleteEndpoint``."""
+        endpoint = self.get(parameters["EndpointName"])
+        self._begin(endpoint, "Deleting")
+
+        def remove() -> None:
+            endpoint.router.close()
+            self._endpoints.pop(endpoint.name)
+            self._tags.drop(endpoint.arn)
+
+        self._run(endpoint, remove)
+        return {}
+
+    def describe(self, parameters: Parameters) -> Parameters:
+        """``DescribeEndpoint``."""
+        return self.get(parameters["EndpointName"]).description()
+
+    def list(self, parameters: Parameters) -> Parameters:
+        """``ListEndpoints``."""
+        summaries = [endpoint.summary() for endpoint in list(self._endpoints.values())]
+        return page("ListEndpoints", summaries, parameters, key="Endpoints", name="EndpointName")
+
+    def get(self, name: str) -> Endpoint:
+        """The endpoint of that name.
+
+        Raises:
+            ServiceError: There is none.
+        """
+        endpoint: Endpoint | None = self._endpoints.get(name)
+        if endpoint is None:
+            raise ServiceError(f'Could not find endpoint "{arn("endpoint", name)}".')
+        return endpoint
+
+    def wait(self, name: str) -> None:
+        """Wait until the change of an endpoint that runs is over."""
+        if (change := self._running.get(arn("endpoint", name))) is not None:
+            change.result()
+
+    def close(self) -> None:
+        """Stop every process of every account and region."""
+        self._closing.set()
+        routers = [endpoint.router for endpoint in self._endpoints.all_values()]
+        stoppers = [threading.Thread(target=router.close) for router in routers]
+        for stopper in stoppers:
+            stopper.start()
+        for stopper in stoppers:
+            stopper.join()
+
+    def _fleet(self, endpoint: str, config_name: str) -> tuple[Fleet, int]:
+        config = self._configs.get(config_name)
+        variant = config["ProductionVariants"][0]
+        model = self._models.get(variant["ModelName"])
+        fleet = Fleet(endpoint, config, model, cloud=self._cloud, options=self._options)
+        return fleet, variant["InitialInstanceCount"]
+
+    def _deployment(self, endpoint: Endpoint, fleet: Fleet) -> Deployment:
+        return Deployment(endpoint, fleet, longest_wait_s=self._options.longest_wait_s, cancelled=self._closing.is_set)
+
+    def _begin(self, endpoint: Endpoint, status: str) -> None:
+        with self._lock:
+            if endpoint.status not in _SETTLED or (status == "Updating" and endpoint.status == "Failed"):
+                raise ServiceError(f'Cannot update in-progress or failed endpoint "{endpoint.arn}": {endpoint.status}.')
+            endpoint.status = status
+
+    def _run(self, endpoint: Endpoint, change: Callable[[], None]) -> None:
+        done: Future[None] = Future()
+        context = contextvars.copy_context()
+
+        def work() -> None:
+            try:
+                context.run(change)
+            except BaseException as error:
+                endpoint.settle("Failed", f"The local cloud failed: {error!r}")
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._running[endpoint.arn] = done
+        threading.Thread(target=work, name=f"endpoint-{endpoint.name}").start()

@@ -1,0 +1,90 @@
+"""The numbers common to all decision contracts: confidences, expected level, and how an answer came about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from steelyard_runtime.decision import Answer, Timing
+
+
+class ModelIdentity(Protocol):
+    """What a codec needs of ``steelyard_runtime.identity.Identity``."""
+
+    @property
+    def model_id(self) -> str:
+        """The name that callers are told."""
+        ...
+
+    def summary(self) -> dict[str, Any]:
+        """The short identity that goes into every answer, JSON-ready."""
+        ...
+
+
+def argmax(probabilities: Sequence[float]) -> int:
+    """Index of the largest probability; the first of several."""
+    return max(range(len(probabilities)), key=probabilities.__getitem__)
+
+
+def choice_confidence(probabilities: Sequence[float]) -> float:
+    """``(p_max - 1/n) / (1 - 1/n)``, 0 for an even spread and 1 for certainty; 1 when there is one option."""
+    n = len(probabilities)
+    if n == 1:
+        return 1.0
+    return _clamp((max(probabilities) - 1 / n) / (1 - 1 / n))
+
+
+def score_confidence(probabilities: Sequence[float]) -> float:
+    """``1 - sum p_i * |i - mode| / D`` with ``D`` the mean distance from the middle level, in [0, 1]."""
+    n = len(probabilities)
+    if n == 1:
+        return 1.0
+    mode = argmax(probabilities)
+    spread = math.fsum(p * abs(i - mode) for i, p in enumerate(probabilities))
+    even_spread = math.fsum(abs(i - (n - 1) / 2) for i in range(n)) / n
+    return _clamp(1 - spread / even_spread)
+
+
+def expected_level(probabilities: Sequence[float]) -> float:
+    """``sum i * p_i``, between 0 and the highest level."""
+    return min(math.fsum(i * p for i, p in enumerate(probabilities)), float(len(probabilities) - 1))
+
+
+def timing(value: Timing) -> dict[str, float]:
+    """Milliseconds of one answer, JSON-ready."""
+    return {"queue_ms": value.queue_ms, "engine_ms": value.engine_ms, "total_ms": value.total_ms}
+
+
+def tokens(answer: Answer) -> dict[str, int]:
+    """Token counts of one answer, JSON-ready."""
+    return {
+        "prompt": answer.tokens.prompt,
+        "evaluated": answer.tokens.evaluated,
+        "reused": answer.tokens.reused,
+    }
+
+
+def extensions(answer: Answer) -> dict[str, Any]:
+    """The ``x_`` fields that say how an answer came about. Lists are in the order of the question's options.
+
+    ``x_logits`` are the raw logits of the answer slots, ``x_slot_mass`` the share of the whole vocabulary's probability
+    on them, ``x_entropy`` is in nats.
+    """
+    return {
+        "x_logits": list(answer.logits),
+        "x_slot_token_ids": list(answer.slot_token_ids),
+        "x_slot_mass": answer.slot_mass,
+        "x_entropy": answer.entropy,
+        "x_tokens": tokens(answer),
+        "x_prompt_sha256": answer.prompt_sha256,
+        "x_prompt_version": answer.prompt_version,
+        "x_readout": answer.readout,
+        "x_cached": answer.cached,
+        "x_probability_status": answer.probability_status,
+        "x_timing": timing(answer.timing),
+    }
+
+
+def _clamp(value: float) -> float:
+    return min(max(value, 0.0), 1.0)

@@ -1,0 +1,175 @@
+"""OpenAI's older text completions: ``POST /v1/completions``. The prompt is continued as it is, without a template."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, StrictInt
+
+from steelyard_runtime.contracts.openai_text import (
+    LIST,
+    TEXT,
+    TEXT_OR_LIST,
+    UNIONS,
+    NotSupported,
+    SamplingFields,
+    finite,
+    opening,
+    parse,
+    provenance,
+    sampling,
+    token_text,
+    unsupported,
+    usage,
+)
+from steelyard_runtime.contracts.validation import NonEmpty, OnlyFalse, Path
+from steelyard_runtime.engine.interface import Delta, Done, Event, Finished
+from steelyard_runtime.errors import openai_error
+from steelyard_runtime.generation import GenerationRequest, Head, Reply, TokenLogprobs
+
+NAME = "openai_completions"
+
+error = openai_error
+
+
+class Request(SamplingFields):
+    """The body of a completion."""
+
+    prompt: Annotated[
+        Annotated[NonEmpty, TEXT] | Annotated[list[NonEmpty], Field(min_length=1, max_length=1), LIST], TEXT_OR_LIST
+    ] = Field(description="The text to continue, or a list of that one text.")
+    logprobs: Annotated[StrictInt, Field(ge=0, le=5)] | None = Field(
+        None, description="Report each token's log probability, and this many likeliest tokens beside it."
+    )
+    echo: OnlyFalse | None = Field(None, description="The prompt is not repeated; true is refused.")
+    best_of: Annotated[StrictInt, Field(ge=1, le=1)] | None = Field(
+        None, description="Not supported beyond 1; ask for n answers instead."
+    )
+
+    suffix: NotSupported = None
+
+
+_REFUSED = frozenset({"suffix"})
+_UNIONS: tuple[Path, ...] = (*UNIONS, ("prompt",))
+
+
+def decode(body: Any, *, max_choices: int) -> GenerationRequest:
+    """The request in a body.
+
+    Args:
+        body: Any JSON value.
+        max_choices: The server's largest ``n``.
+
+    Raises:
+        Problem: UNSUPPORTED for what this server does not have, INVALID for wrong values.
+    """
+    if isinstance(body, dict):
+        _refuse(body)
+    request = parse(body, Request, refused=_REFUSED, unions=_UNIONS)
+    return GenerationRequest(
+        prompt=request.prompt if isinstance(request.prompt, str) else request.prompt[0],
+        top_logprobs=request.logprobs,
+        **sampling(request, max_choices=max_choices),
+    )
+
+
+def encode(reply: Reply, *, head: Head) -> dict[str, Any]:
+    """The body of a whole answer."""
+    choices = [
+        _choice(choice.index, choice.text, _logprobs(choice.logprobs, offset=0)[0], choice.reason)
+        for choice in reply.choices
+    ]
+    return (
+        opening(head, prefix="cmpl", kind="text_completion")
+        | {"choices": choices, "usage": usage(reply.done)}
+        | provenance(head, reply.done)
+    )
+
+
+class Chunks:
+    """The bodies of a streamed answer, one event after the other; the last one carries the ``x_`` fields.
+
+    Args:
+        head: Of the answer.
+        n: How many choices.
+        include_usage: End with a chunk of token counts without choices.
+    """
+
+    def __init__(self, head: Head, *, n: int, include_usage: bool) -> None:
+        self._head = head
+        self._include_usage = include_usage
+        self._running = n
+        self._offsets = [0] * n
+        self._last: dict[str, Any] | None = None
+
+    def start(self) -> list[dict[str, Any]]:
+        """The chunks before any text: none."""
+        return []
+
+    def event(self, event: Event) -> list[dict[str, Any]]:
+        """The chunks for one event of the engine; often one, sometimes none."""
+        match event:
+            case Delta(index=index, text=text, logprobs=tokens):
+                if not text and not tokens:
+                    return []
+                logprobs, self._offsets[index] = _logprobs(tokens, offset=self._offsets[index])
+                return [self._chunk(_choice(index, text, logprobs, None))]
+            case Finished(index=index, reason=reason):
+                self._running -= 1
+                chunk = self._chunk(_choice(index, "", None, reason))
+                if self._running:
+                    return [chunk]
+                self._last = chunk  # held back for what Done brings
+                return []
+            case Done():
+                return self._end(event)
+        return []
+
+    def _end(self, done: Done) -> list[dict[str, Any]]:
+        chunks = [] if self._last is None else [self._last]
+        if self._include_usage:
+            chunks.append(self._opening() | {"choices": [], "usage": usage(done)})
+        return [*chunks[:-1], chunks[-1] | provenance(self._head, done)] if chunks else []
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return self._opening() | {"choices": [choice]} | ({"usage": None} if self._include_usage else {})
+
+    def _opening(self) -> dict[str, Any]:
+        return opening(self._head, prefix="cmpl", kind="text_completion")
+
+
+def _refuse(body: dict[str, Any]) -> None:
+    if body.get("echo") is True:
+        raise unsupported(("echo",), "the prompt is not repeated; leave it out or send false")
+    best_of = body.get("best_of")
+    if isinstance(best_of, int) and not isinstance(best_of, bool) and best_of != 1:
+        raise unsupported(("best_of",), "is not supported; ask for n answers and choose among them")
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and any(isinstance(item, int | list) for item in prompt):
+        raise unsupported(("prompt",), "token ids are not supported; send the text")
+    if isinstance(prompt, list) and len(prompt) > 1:
+        raise unsupported(("prompt",), f"{len(prompt)} prompts in one request are not supported; send one at a time")
+
+
+def _choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _logprobs(tokens: TokenLogprobs, *, offset: int) -> tuple[dict[str, Any] | None, int]:
+    """The four parallel lists of the older shape, and where the next token's text begins, in characters."""
+    if not tokens:
+        return None, offset
+    texts = [token_text(chosen) for chosen, _ in tokens]
+    offsets = []
+    for chosen, _ in tokens:
+        offsets.append(offset)
+        # Continuation bytes belong to a character that an earlier token began.
+        offset += sum(byte & 0xC0 != 0x80 for byte in chosen.bytes)
+    wanted = any(others for _, others in tokens)
+    top = [{token_text(token): finite(token.logprob) for token in (chosen, *others)} for chosen, others in tokens]
+    return {
+        "tokens": texts,
+        "token_logprobs": [finite(chosen.logprob) for chosen, _ in tokens],
+        "top_logprobs": top if wanted else None,
+        "text_offset": offsets,
+    }, offset

@@ -1,0 +1,84 @@
+"""OpenAI embeddings: ``POST /v1/embeddings``, for models that have a pooling layer."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictInt, StrictStr
+
+from steelyard_runtime.contracts.openai_text import LIST, MAX_INT32, TEXT, TEXT_OR_LIST, parse, unsupported
+from steelyard_runtime.contracts.validation import NonEmpty, Path, Strict
+from steelyard_runtime.errors import openai_error
+from steelyard_runtime.generation import EmbeddingRequest, Embeddings
+
+NAME = "openai_embeddings"
+MAX_INPUTS = 2048
+
+error = openai_error
+
+
+class Request(Strict):
+    """The body of an embeddings request. Null is the same as absent."""
+
+    input: Annotated[
+        Annotated[NonEmpty, TEXT]
+        | Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), LIST],
+        TEXT_OR_LIST,
+    ] = Field(description="One text, or up to 2048.")
+    model: StrictStr | None = Field(
+        None, description="Accepted whatever it says: a server has one model and reports its real id."
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="Numbers, or the base64 of little-endian float32; default float."
+    )
+    dimensions: Annotated[StrictInt, Field(ge=1, le=MAX_INT32)] | None = Field(
+        None, description="Must be the model's own; vectors are not shortened."
+    )
+    user: StrictStr | None = Field(None, description="Accepted, not stored, not shown to the model.")
+
+
+_UNIONS: tuple[Path, ...] = (("input",),)
+
+
+def decode(body: Any) -> EmbeddingRequest:
+    """The request in a body.
+
+    Raises:
+        Problem: UNSUPPORTED for what this server does not have, INVALID for wrong values.
+    """
+    if isinstance(body, dict):
+        given = body.get("input")
+        if isinstance(given, list) and any(isinstance(item, int | list) for item in given):
+            raise unsupported(("input",), "token ids are not supported; send the text")
+    request = parse(body, Request, refused=(), unions=_UNIONS)
+    return EmbeddingRequest(
+        inputs=(request.input,) if isinstance(request.input, str) else tuple(request.input),
+        dimensions=request.dimensions,
+        base64=request.encoding_format == "base64",
+    )
+
+
+def encode(request: EmbeddingRequest, result: Embeddings) -> dict[str, Any]:
+    """The body of an answer."""
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": _base64(vector) if request.base64 else list(vector),
+            "x_prompt_sha256": prompt_sha256,
+        }
+        for index, (vector, prompt_sha256) in enumerate(zip(result.vectors, result.prompt_sha256, strict=True))
+    ]
+    return {
+        "object": "list",
+        "data": data,
+        "model": result.model,
+        "usage": {"prompt_tokens": result.prompt_tokens, "total_tokens": result.prompt_tokens},
+        "x_identity": result.identity,
+    }
+
+
+def _base64(vector: tuple[float, ...]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")

@@ -1,0 +1,244 @@
+"""What the OpenAI contracts that generate text have in common: sampling fields, refusals, bodies and events."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Discriminator, Field, StrictFloat, StrictInt, StrictStr, Tag, ValidationError
+
+from steelyard_runtime.contracts.validation import NonEmpty, Path, Strict, from_pydantic, invalid, quote, shorten
+from steelyard_runtime.engine.interface import Done, TokenLogprob
+from steelyard_runtime.errors import Detail, Kind, Problem, openai_error
+from steelyard_runtime.generation import Head
+
+MAX_STOP_STRINGS = 4
+MAX_LOGIT_BIASES = 1024
+MAX_INT32 = 2**31 - 1
+MAX_SEED = 2**63 - 1
+LOWEST_LOGPROB = -9999.0
+
+SSE_DONE = b"data: [DONE]\n\n"
+SSE_MEDIA_TYPE = "text/event-stream"
+
+NotSupported = Annotated[None, Field(description="Not supported: null or absent.")]
+
+TEXT = Tag("text")
+LIST = Tag("list")
+TEXT_OR_LIST = Discriminator(lambda value: "list" if isinstance(value, list) else "text")
+"""Of the two branches of a union: so that an error is about the one that was meant."""
+
+_Model = TypeVar("_Model", bound=Strict)
+
+
+class StreamOptions(Strict):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = Field(None, description="End the stream with a chunk that holds the token counts.")
+
+
+class SamplingFields(Strict):
+    """How tokens are chosen. Null is the same as absent."""
+
+    model: StrictStr | None = Field(
+        None, description="Accepted whatever it says: a server has one model and reports its real id."
+    )
+    max_tokens: Annotated[StrictInt, Field(ge=1, le=MAX_INT32)] | None = Field(
+        None, description="Tokens to generate at most; the server's default_max_tokens when unset."
+    )
+    temperature: Annotated[StrictFloat, Field(ge=0, le=2)] | None = Field(
+        None, description="0 is greedy, and so is less than 1e-6; default 1."
+    )
+    top_p: Annotated[StrictFloat, Field(ge=0, le=1)] | None = Field(
+        None, description="Sample from the likeliest tokens of this total probability; default 1, all."
+    )
+    top_k: Annotated[StrictInt, Field(ge=0, le=MAX_INT32)] | None = Field(
+        None, description="Sample from this many likeliest tokens; default 0, all."
+    )
+    min_p: Annotated[StrictFloat, Field(ge=0, le=1)] | None = Field(
+        None, description="Leave out tokens below this share of the likeliest one's probability; default 0, none."
+    )
+    seed: Annotated[StrictInt, Field(ge=0, le=MAX_SEED)] | None = Field(
+        None, description="The same seed gives the same answer to the same request."
+    )
+    stop: (
+        Annotated[
+            Annotated[NonEmpty, TEXT] | Annotated[list[NonEmpty], Field(max_length=MAX_STOP_STRINGS), LIST],
+            TEXT_OR_LIST,
+        ]
+        | None
+    ) = Field(None, description="Text, or up to 4 texts, at which the answer ends; it is not part of the answer.")
+    presence_penalty: Annotated[StrictFloat, Field(ge=-2, le=2)] | None = Field(
+        None, description="Subtracted from the logit of a token that was already generated; default 0."
+    )
+    frequency_penalty: Annotated[StrictFloat, Field(ge=-2, le=2)] | None = Field(
+        None, description="Subtracted from a token's logit for each time it was already generated; default 0."
+    )
+    logit_bias: (
+        Annotated[
+            dict[
+                Annotated[StrictStr, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")],
+                Annotated[StrictFloat, Field(ge=-100, le=100)],
+            ],
+            Field(max_length=MAX_LOGIT_BIASES),
+        ]
+        | None
+    ) = Field(None, description="Added to the logits of tokens, by token id.")
+    n: Annotated[StrictInt, Field(ge=1, le=128)] | None = Field(
+        None, description="Answers to generate, up to the server's max_choices; default 1."
+    )
+    stream: bool | None = Field(None, description="Send the answer as server-sent events.")
+    stream_options: StreamOptions | None = Field(None, description="Only with stream.")
+    user: StrictStr | None = Field(None, description="Accepted, not stored, not shown to the model.")
+
+
+UNIONS: tuple[Path, ...] = (("stop",),)
+
+
+def parse(body: Any, model: type[_Model], *, refused: Collection[str], unions: Collection[Path]) -> _Model:
+    """``body`` as ``model``.
+
+    Args:
+        body: Any JSON value.
+        model: The contract's request.
+        refused: The contract's fields that exist elsewhere and are not supported here.
+        unions: Places of unions in the body, as ``from_pydantic`` wants them.
+
+    Raises:
+        Problem: UNSUPPORTED, naming the fields that this server does not have; INVALID for wrong values.
+    """
+    if isinstance(body, dict):
+        strange = [
+            name
+            for name, value in body.items()
+            if name not in model.model_fields or (name in refused and value is not None)
+        ]
+        if strange:
+            raise _unsupported_fields(strange, model, refused)
+    try:
+        return model.model_validate(body)
+    except ValidationError as fault:
+        raise from_pydantic(fault, unions=unions) from fault
+
+
+def unsupported(loc: tuple[str | int, ...], message: str) -> Problem:
+    """A request for something that this server does not have, at one place of the body."""
+    param = ".".join(map(str, loc))
+    return Problem(Kind.UNSUPPORTED, f"{param}: {message}", param=param, details=(Detail(loc, message, "unsupported"),))
+
+
+def sampling(fields: SamplingFields, *, max_choices: int) -> dict[str, Any]:
+    """The part of a ``GenerationRequest`` that all contracts share, as keyword arguments.
+
+    Raises:
+        Problem: INVALID, for more choices than ``max_choices`` or ``stream_options`` without ``stream``.
+    """
+    if fields.n is not None and fields.n > max_choices:
+        raise invalid(("n",), f"must be at most {max_choices} (the server's setting max_choices); got {fields.n}")
+    if fields.stream_options is not None and not fields.stream:
+        raise invalid(("stream_options",), "is only allowed with stream: true; remove it, or stream")
+    stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
+    given = {
+        "temperature": fields.temperature,
+        "top_p": fields.top_p,
+        "top_k": fields.top_k,
+        "min_p": fields.min_p,
+        "presence_penalty": fields.presence_penalty,
+        "frequency_penalty": fields.frequency_penalty,
+        "n": fields.n,
+    }
+    return {name: value for name, value in given.items() if value is not None} | {
+        "max_tokens": fields.max_tokens,
+        "seed": fields.seed,
+        "stop": stop,
+        "logit_bias": tuple((int(token), bias) for token, bias in (fields.logit_bias or {}).items()),
+        "stream": bool(fields.stream),
+        "include_usage": bool(fields.stream_options and fields.stream_options.include_usage),
+    }
+
+
+def opening(head: Head, *, prefix: str, kind: str) -> dict[str, Any]:
+    """The fields that every body of an answer begins with."""
+    return {
+        "id": f"{prefix}-{head.id}",
+        "object": kind,
+        "created": head.created,
+        "model": head.model,
+        "system_fingerprint": fingerprint(head.identity),
+    }
+
+
+def provenance(head: Head, done: Done) -> dict[str, Any]:
+    """Our own fields: what answered, to which exact prompt, at which cost. Times are milliseconds."""
+    return {
+        "x_identity": head.identity,
+        "x_prompt_sha256": head.prompt_sha256,
+        "x_tokens": {
+            "prompt": done.tokens.prompt,
+            "evaluated": done.tokens.evaluated,
+            "reused": done.tokens.reused,
+            "generated": done.generated_tokens,
+        },
+        "x_timing": {
+            "queue_ms": done.queue_ms,
+            "prefill_ms": done.prefill_ms,
+            "generate_ms": done.generate_ms,
+        },
+    }
+
+
+def usage(done: Done) -> dict[str, Any]:
+    """Token counts as OpenAI has them; a reused token is a cached one."""
+    return {
+        "prompt_tokens": done.tokens.prompt,
+        "completion_tokens": done.generated_tokens,
+        "total_tokens": done.tokens.prompt + done.generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": done.tokens.reused},
+    }
+
+
+def fingerprint(identity: dict[str, Any]) -> str:
+    """A short name for everything that determines answers: equal identities, equal fingerprints."""
+    canonical = json.dumps(identity, sort_keys=True, ensure_ascii=False, default=str)
+    return "fp_" + hashlib.sha256(canonical.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def token_text(token: TokenLogprob) -> str:
+    r"""A token's text; for a part of a character its bytes, as ``bytes:\xe2\x82``."""
+    try:
+        return token.bytes.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
+
+
+def finite(logprob: float) -> float:
+    """A logprob that JSON can carry: -9999.0 for an impossible token."""
+    return max(logprob, LOWEST_LOGPROB) if math.isfinite(logprob) else LOWEST_LOGPROB
+
+
+def sse(payload: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return (
+        b"data: " + json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+    )
+
+
+def sse_error(problem: Problem) -> bytes:
+    """The last event of a stream that failed; no ``[DONE]`` follows it."""
+    return sse(openai_error(problem)[1])
+
+
+def _unsupported_fields(names: Sequence[str], model: type[Strict], refused: Collection[str]) -> Problem:
+    supported = ", ".join(name for name in model.model_fields if name not in refused)
+    shown = [shorten(name) for name in names[:8]]
+    listed = ", ".join(quote(name) for name in shown) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    verb = "is" if len(names) == 1 else "are"
+    return Problem(
+        Kind.UNSUPPORTED,
+        f"{listed} {verb} not supported here; nothing is ignored silently, so remove it. Supported: {supported}.",
+        param=shown[0],
+        details=tuple(Detail((name,), "is not supported", "unsupported") for name in shown),
+    )

@@ -1,0 +1,209 @@
+"""The decision contract of ``/invocations``: ``{"decision": {...}}`` or ``{"decisions": [...]}``.
+
+The model reads an option as ``id: description``, or as its id when the description is absent, null or empty. In
+``decisions`` the states must be equal as JSON values, where the order of an object's keys does not count but ``1``,
+``1.0`` and ``true`` are three values; the model reads the first one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, RootModel, StrictStr, ValidationError
+
+from steelyard_runtime.contracts.answer_details import ModelIdentity, argmax, timing, tokens
+from steelyard_runtime.contracts.limits import MAX_OPTIONS, Limits
+from steelyard_runtime.contracts.text import labelled, render
+from steelyard_runtime.contracts.validation import (
+    LAYOUT,
+    Checking,
+    FilledContent,
+    NonEmpty,
+    Strict,
+    from_pydantic,
+    invalid,
+    quote,
+    refuse_repeated,
+    sized,
+)
+from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Option, Question
+from steelyard_runtime.errors import Problem, semif_error
+
+NAME = "semif"
+
+
+class OptionModel(Strict):
+    """One declared answer."""
+
+    id: NonEmpty = Field(description="Returned unchanged.")
+    description: StrictStr | None = Field(None, description="What the option means; the model reads it after the id.")
+
+
+def _unique_options(options: list[OptionModel]) -> list[OptionModel]:
+    refuse_repeated((option.id for option in options), "option id")
+    return options
+
+
+class DecisionModel(Strict):
+    """One question on one state."""
+
+    id: NonEmpty = Field(description="Returned unchanged; the model does not see it.")
+    state: FilledContent = Field(description="What the question is about.")
+    question: NonEmpty
+    options: Annotated[
+        list[OptionModel],
+        Field(json_schema_extra={"minItems": 2, "maxItems": MAX_OPTIONS}),
+        AfterValidator(_unique_options),
+        sized(list, "option", low=2, high=lambda limits: limits.max_options, setting="max_options", bound=MAX_OPTIONS),
+    ]
+
+
+def _unique_decisions(decisions: list[DecisionModel]) -> list[DecisionModel]:
+    refuse_repeated((decision.id for decision in decisions), "decision id")
+    return decisions
+
+
+class Single(Strict):
+    """One decision."""
+
+    decision: DecisionModel
+    layout: Layout | None = LAYOUT
+
+
+class Several(Strict):
+    """Several decisions on one state, which is evaluated once."""
+
+    decisions: Annotated[
+        list[DecisionModel],
+        Field(json_schema_extra={"minItems": 1}),
+        AfterValidator(_unique_decisions),
+        sized(list, "decision", low=1, high=lambda limits: limits.max_questions, setting="max_questions"),
+    ]
+    layout: Layout | None = LAYOUT
+
+
+class Request(RootModel[Single | Several]):
+    """The body: exactly one of ``decision`` and ``decisions``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """A valid request; ``ids`` are the decisions', and ``single`` says which of the two forms it had."""
+
+    request: DecisionRequest
+    ids: tuple[str, ...]
+    single: bool
+
+
+def decode(body: Any, *, limits: Limits) -> Decoded:
+    """The decisions of a body.
+
+    Raises:
+        Problem: ``INVALID``, with a fault for every field that is wrong.
+    """
+    if not isinstance(body, dict):
+        raise invalid((), f"must be an object; got {quote(body)}", "model_type")
+    if ("decision" in body) == ("decisions" in body):
+        found = "both are" if "decision" in body else "neither is"
+        raise invalid((), f"exactly one of 'decision' and 'decisions' is needed; {found} present")
+    _refuse_registered(body, limits)
+    try:
+        parsed = (Single if "decision" in body else Several).model_validate(body, context=Checking(limits))
+    except ValidationError as error:
+        raise from_pydantic(error) from None
+    decisions = [parsed.decision] if isinstance(parsed, Single) else parsed.decisions
+    _refuse_different_states(decisions)
+    return Decoded(
+        request=DecisionRequest(
+            state=render(decisions[0].state),
+            questions=tuple(_question(decision) for decision in decisions),
+            layout=parsed.layout,
+        ),
+        ids=tuple(decision.id for decision in decisions),
+        single="decision" in body,
+    )
+
+
+def encode(decoded: Decoded, answers: Sequence[Answer], *, identity: ModelIdentity, timing_ms: float) -> dict[str, Any]:
+    """The response body; every list in a result is in the order of the request's options."""
+    results = [
+        _result(decision_id, question, answer, identity)
+        for decision_id, question, answer in zip(decoded.ids, decoded.request.questions, answers, strict=True)
+    ]
+    if decoded.single:
+        return {"result": results[0]}
+    return {"results": results, "timing": {"total_ms": timing_ms}}
+
+
+def error(problem: Problem) -> tuple[int, dict[str, Any]]:
+    """Status and body of a request that failed."""
+    return semif_error(problem)
+
+
+def _refuse_registered(body: dict[str, Any], limits: Limits) -> None:
+    several = body.get("decisions")
+    if isinstance(several, list):
+        for index, item in enumerate(several[: limits.max_questions]):
+            _refuse_use(item, ("decisions", index, "use"))
+    _refuse_use(body.get("decision"), ("decision", "use"))
+
+
+def _refuse_use(item: Any, place: tuple[str | int, ...]) -> None:
+    if isinstance(item, dict) and "use" in item:
+        raise invalid(
+            place,
+            f"no decision named {quote(item['use'])} is registered on this server; "
+            "send 'id', 'state', 'question' and 'options' instead",
+            "not_registered",
+        )
+
+
+def _refuse_different_states(decisions: list[DecisionModel]) -> None:
+    first = _canonical(decisions[0].state)
+    for index, decision in enumerate(decisions[1:], start=1):
+        if _canonical(decision.state) != first:
+            raise invalid(
+                ("decisions", index, "state"),
+                "differs from the state of the first decision; all decisions of one request share one state, "
+                "so send this one in a request of its own",
+                "different_state",
+            )
+
+
+def _canonical(state: Any) -> str:
+    return json.dumps(state, sort_keys=True)
+
+
+def _question(decision: DecisionModel) -> Question:
+    return Question(
+        instructions=decision.question,
+        options=tuple(
+            Option(id=option.id, text=labelled(option.id, option.description or ""), name=option.id)
+            for option in decision.options
+        ),
+    )
+
+
+def _result(decision_id: str, question: Question, answer: Answer, identity: ModelIdentity) -> dict[str, Any]:
+    return {
+        "id": decision_id,
+        "choice": question.options[argmax(answer.probabilities)].id,
+        "option_ids": [option.id for option in question.options],
+        "probabilities": list(answer.probabilities),
+        "option_logits": list(answer.logits),
+        "answer_token_ids": list(answer.slot_token_ids),
+        "input_tokens": answer.tokens.prompt,
+        "tokens": tokens(answer),
+        "allowed_token_mass": answer.slot_mass,
+        "entropy": answer.entropy,
+        "prompt_sha256": answer.prompt_sha256,
+        "prompt_version": answer.prompt_version,
+        "model": identity.summary(),
+        "readout": answer.readout,
+        "cached": answer.cached,
+        "probability_status": answer.probability_status,
+        "timing": timing(answer.timing),
+    }

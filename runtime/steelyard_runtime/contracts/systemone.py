@@ -1,0 +1,253 @@
+"""System One: questions by id, of the types noul (yes or no), choice and score.
+
+A question's id never reaches the model. The model reads an option as ``name: description``, or as the name when the
+description is null or empty; the two options of a noul are ``yes`` and ``no``. A level is read as its description, and
+a null or empty one as ``Level 2 of 5``. A question without instructions gets the general ones of its type, below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, StrictStr, ValidationError, WithJsonSchema
+
+from steelyard_runtime.contracts.answer_details import (
+    ModelIdentity,
+    argmax,
+    choice_confidence,
+    expected_level,
+    extensions,
+    score_confidence,
+)
+from steelyard_runtime.contracts.limits import MAX_OPTIONS, Limits
+from steelyard_runtime.contracts.text import labelled, render
+from steelyard_runtime.contracts.validation import (
+    LAYOUT,
+    Checking,
+    Content,
+    Lenient,
+    MaybeContent,
+    Path,
+    Strict,
+    fault,
+    from_pydantic,
+    sized,
+    unsupported,
+)
+from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Option, Question
+from steelyard_runtime.errors import Problem, systemone_error
+
+NAME = "systemone"
+
+MAX_LEVELS = 10
+NOUL_INSTRUCTIONS = "Does this apply to the state: yes or no?"
+CHOICE_INSTRUCTIONS = "Which option fits the state best?"
+SCORE_INSTRUCTIONS = "Which level fits the state best?"
+
+_UNIONS: tuple[Path, ...] = (("questions", ...),)
+
+
+class NoulCriteria(Strict):
+    """What counts as yes and as no; either may be left out."""
+
+    true: MaybeContent = None
+    false: MaybeContent = None
+
+
+class Noul(Strict):
+    """A question with the answers yes and no."""
+
+    type: Literal["noul"]
+    instructions: MaybeContent = None
+    criteria: NoulCriteria | None = None
+
+
+def _named_options(options: Any) -> Any:
+    if isinstance(options, dict) and "" in options:
+        raise fault("empty_name", "an option has the empty string as its name; every option needs a name")
+    return options
+
+
+class Choice(Strict):
+    """A question with 2 to 255 named options."""
+
+    type: Literal["choice"]
+    instructions: MaybeContent = None
+    criteria: Annotated[
+        dict[str, MaybeContent],
+        Field(
+            description="Option names with what each means.",
+            json_schema_extra={"minProperties": 2, "maxProperties": MAX_OPTIONS, "propertyNames": {"minLength": 1}},
+        ),
+        BeforeValidator(_named_options),
+        sized(dict, "option", low=2, high=lambda limits: limits.max_options, setting="max_options", bound=MAX_OPTIONS),
+    ]
+
+
+class Score(Strict):
+    """A question with 2 to 10 levels, from low to high."""
+
+    type: Literal["score"]
+    instructions: MaybeContent = None
+    criteria: Annotated[
+        list[MaybeContent],
+        Field(description="The levels, low to high.", json_schema_extra={"minItems": 2, "maxItems": MAX_LEVELS}),
+        sized(list, "level", low=2, high=lambda limits: limits.max_options, setting="max_options", bound=MAX_LEVELS),
+    ]
+
+
+def _named_questions(questions: Any) -> Any:
+    if isinstance(questions, dict) and "" in questions:
+        raise fault("empty_name", "a question has the empty string as its id; every question needs an id")
+    return questions
+
+
+def _no_assets(assets: Any) -> None:
+    if assets is not None:
+        raise unsupported("assets are not supported: this server's models read text only; remove the field")
+
+
+class Request(Lenient):
+    """The body. Unknown fields at the top level are ignored."""
+
+    state: Content = Field(description="What all questions are about.")
+    model: StrictStr = Field(
+        "jev-latest", description="Accepted whatever it says: a server has one model and reports its real id."
+    )
+    questions: Annotated[
+        dict[str, Annotated[Noul | Choice | Score, Discriminator("type")]],
+        Field(
+            description="Questions by id; the answers come back under the same ids.",
+            json_schema_extra={"minProperties": 1, "propertyNames": {"minLength": 1}},
+        ),
+        BeforeValidator(_named_questions),
+        sized(dict, "question", low=1, high=lambda limits: limits.max_questions, setting="max_questions"),
+    ]
+    x_layout: Layout | None = LAYOUT
+    assets: Annotated[None, BeforeValidator(_no_assets), WithJsonSchema({"type": "null"})] = Field(
+        None, description="Media cannot be read here."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """A valid request; ``ids`` and ``types`` are in the order of ``request.questions``."""
+
+    request: DecisionRequest
+    ids: tuple[str, ...]
+    types: tuple[Literal["noul", "choice", "score"], ...]
+    legends: tuple[tuple[str, ...], ...]
+    """The texts of a score's levels as its answer reports them; empty for the other types."""
+
+
+def decode(body: Any, *, limits: Limits) -> Decoded:
+    """The questions of a body.
+
+    Raises:
+        Problem: ``INVALID`` (or ``UNSUPPORTED`` for media), with a fault for every field that is wrong.
+    """
+    try:
+        parsed = Request.model_validate(body, context=Checking(limits))
+    except ValidationError as error:
+        raise from_pydantic(error, unions=_UNIONS) from None
+    questions = parsed.questions
+    return Decoded(
+        request=DecisionRequest(
+            state=render(parsed.state),
+            questions=tuple(_question(question) for question in questions.values()),
+            layout=parsed.x_layout,
+        ),
+        ids=tuple(questions),
+        types=tuple(question.type for question in questions.values()),
+        legends=tuple(_legend(question) for question in questions.values()),
+    )
+
+
+def encode(decoded: Decoded, answers: Sequence[Answer], *, identity: ModelIdentity, timing_ms: float) -> dict[str, Any]:
+    """The response body. ``usage.input_tokens`` is the sum of the questions' prompts, reused tokens included."""
+    return {
+        "model": identity.model_id,
+        "answers": {
+            question_id: _answer(kind, question, legend, answer) | extensions(answer)
+            for question_id, kind, question, legend, answer in zip(
+                decoded.ids, decoded.types, decoded.request.questions, decoded.legends, answers, strict=True
+            )
+        },
+        "usage": {"input_tokens": sum(answer.tokens.prompt for answer in answers), "output_tokens": 0},
+        "x_identity": identity.summary(),
+        "x_timing": {"total_ms": timing_ms},
+    }
+
+
+def error(problem: Problem) -> tuple[int, dict[str, Any]]:
+    """Status and body of a request that failed."""
+    return systemone_error(problem)
+
+
+def _question(question: Noul | Choice | Score) -> Question:
+    given = question.instructions
+    match question:
+        case Noul():
+            criteria = question.criteria or NoulCriteria()
+            return Question(
+                instructions=_instructions(given, NOUL_INSTRUCTIONS),
+                options=(_option("yes", criteria.true), _option("no", criteria.false)),
+            )
+        case Choice():
+            return Question(
+                instructions=_instructions(given, CHOICE_INSTRUCTIONS),
+                options=tuple(_option(name, description) for name, description in question.criteria.items()),
+            )
+        case Score():
+            levels = question.criteria
+            return Question(
+                instructions=_instructions(given, SCORE_INSTRUCTIONS),
+                options=tuple(
+                    Option(id=str(index), text=_level(level, index, len(levels))) for index, level in enumerate(levels)
+                ),
+            )
+
+
+def _instructions(given: Any, general: str) -> str:
+    return general if given is None or given == "" else render(given)
+
+
+def _option(name: str, description: Any) -> Option:
+    return Option(id=name, text=labelled(name, "" if description is None else render(description)), name=name)
+
+
+def _level(level: Any, index: int, levels: int) -> str:
+    return f"Level {index + 1} of {levels}" if level is None or level == "" else render(level)
+
+
+def _legend(question: Noul | Choice | Score) -> tuple[str, ...]:
+    if not isinstance(question, Score):
+        return ()
+    levels = question.criteria
+    # A level that is a string, even an empty one, comes back as it was sent.
+    return tuple(
+        level if isinstance(level, str) else _level(level, index, len(levels)) for index, level in enumerate(levels)
+    )
+
+
+def _answer(kind: str, question: Question, legend: tuple[str, ...], answer: Answer) -> dict[str, Any]:
+    probabilities = answer.probabilities
+    if kind == "noul":
+        return {"type": "noul", "noul": probabilities[0]}
+    by_option = {option.id: p for option, p in zip(question.options, probabilities, strict=True)}
+    if kind == "choice":
+        return {
+            "type": "choice",
+            "choice": question.options[argmax(probabilities)].id,
+            "probabilities": by_option,
+            "confidence": choice_confidence(probabilities),
+        }
+    return {
+        "type": "score",
+        "score": expected_level(probabilities),
+        "legend": {str(index): text for index, text in enumerate(legend)},
+        "probabilities": by_option,
+        "confidence": score_confidence(probabilities),
+    }

@@ -1,0 +1,111 @@
+"""Who is let in: how much work is ahead, whether a deadline can be met, and when to come back. Called with one lock."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from steelyard_runtime.engine.meter import Meter
+from steelyard_runtime.engine.turns import IN_A_ROW, OWED_PER_SECOND
+from steelyard_runtime.errors import Kind, Problem
+
+SOONEST_S = 0.1
+LONGEST_PROMISE_S = 600.0
+"""No one who is refused is told to come back later than that."""
+
+
+class Admission:
+    """Counts the work that was let in and is not done.
+
+    Chats are before another chat only. A decision goes before them, and waits for their turns.
+
+    Attributes:
+        tokens: Tokens that decisions and embeddings are expected to need yet.
+        steps: Their questions and texts; the chats have a turn after some of them.
+        chat_tokens: Tokens of chats' prompts.
+
+    Args:
+        meter: Knows how fast the machine is.
+        queue_limit: Chats that may wait, and as many decisions and embeddings.
+    """
+
+    def __init__(self, meter: Meter, *, queue_limit: int) -> None:
+        self._meter = meter
+        self._limit = queue_limit
+        self._promised = {False: 0.0, True: 0.0}  # until when places were promised, to chats or to the others
+        self.tokens = 0
+        self.steps = 0
+        self.chat_tokens = 0
+
+    def clear(self) -> None:
+        """Nothing is left to be done."""
+        self.tokens = self.steps = self.chat_tokens = 0
+
+    def check(self, tokens: int, *, deadline: float, waiting: int, beside_chats: bool, chat: bool) -> None:
+        """Refuse what cannot be answered in time, before any work is done.
+
+        Args:
+            tokens: Of the request, to be evaluated.
+            deadline: ``time.monotonic()`` of it.
+            waiting: Requests in its line: chats, or all others. Chats do not fill the other line, which goes first.
+            beside_chats: Chats are running.
+            chat: It is a chat.
+
+        Raises:
+            Problem: BUSY when others are before it, DEADLINE when it takes too long even alone.
+        """
+        ahead = self.seconds_ahead(beside_chats=beside_chats, chat=chat)
+        # Not at the chats' rate: what it learned from one long prompt would refuse the next, and then never change.
+        own, left = self._meter.seconds(tokens), deadline - time.monotonic()
+        if waiting >= self._limit:
+            what = "chats" if chat else "decisions and embeddings"
+            raise self.refusal(
+                Kind.BUSY,
+                f"{waiting} {what} are waiting and {self._limit} may (queue_limit); try again later",
+                self._come_back(ahead / max(1, waiting), own, chat=chat),
+            )
+        if own > left:
+            raise self.refusal(
+                Kind.DEADLINE,
+                f"the request has {tokens} tokens to evaluate, which takes about {own:.1f} s at this machine's present "
+                f"speed, and {max(left, 0):.1f} s are left; shorten it, or raise deadline_s on the "
+                "server (of a stream: stream_deadline_s)",
+                max(1000, math.ceil((own - left) * 1000)),
+            )
+        if ahead + own > left:
+            raise self.refusal(
+                Kind.BUSY,
+                f"about {ahead:.1f} s of work are ahead and this request needs {own:.1f} s more, "
+                f"but its deadline is in {left:.1f} s; try again later",
+                self._come_back(ahead + own - left, own, chat=chat),
+            )
+
+    def seconds_ahead(self, *, beside_chats: bool, chat: bool) -> float:
+        """How long what is before a new request takes, by the measured rates."""
+        decisions_s = self._meter.seconds(self.tokens)
+        if chat:
+            return decisions_s + self._meter.seconds(self.chat_tokens, chat=True)
+        if not beside_chats:
+            return decisions_s
+        turns_s = (1 + self.steps // IN_A_ROW) * self._meter.chat_turn_s
+        return decisions_s + max(turns_s, decisions_s * OWED_PER_SECOND)
+
+    def refusal(self, kind: Kind, message: str, retry_after_ms: int | None = None) -> Problem:
+        """A refusal, counted."""
+        self._meter.counters.rejected += 1
+        return Problem(kind, message, retry_after_ms=retry_after_ms)
+
+    def _come_back(self, free_s: float, own_s: float, *, chat: bool) -> int:
+        """When to try again, in milliseconds: each who is refused is told a time of their own.
+
+        Told the same, all would come back at once, and all but one be refused again.
+
+        Args:
+            free_s: Seconds until there is room for one.
+            own_s: How long what is refused takes; the next place is free so much later.
+            chat: Whose places.
+        """
+        now = time.monotonic()
+        at = min(max(self._promised[chat], now + max(SOONEST_S, free_s)), now + LONGEST_PROMISE_S)
+        self._promised[chat] = max(self._promised[chat], at + own_s)
+        return math.ceil((at - now) * 1000)

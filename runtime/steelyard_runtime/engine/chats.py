@@ -1,0 +1,264 @@
+"""Runs the chats: several at once, a token of each in every decode, and a chunk of the oldest prompt beside them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from steelyard_runtime.engine.interface import Logits
+from steelyard_runtime.engine.json_output import JsonOutputError, problem_of
+from steelyard_runtime.engine.llama import Context, Run
+from steelyard_runtime.engine.meter import Meter
+from steelyard_runtime.engine.prefixes import PrefixStore
+from steelyard_runtime.engine.segments import TILE
+from steelyard_runtime.engine.work import Choice, Generation, Prefill
+
+KEPT_TOKENS = 32
+"""A shorter prompt is evaluated again faster than it is worth keeping."""
+DECISIONS_ABOUT_S = 30.0
+"""For how long after a decision the chats expect another one."""
+CHUNK_IN_DECISIONS = 3.0
+"""How long a chunk that nothing can interrupt may take while decisions come, in times of one of them."""
+CHUNK_BESIDE_CHATS_S = 1.0
+"""How long another may take while other chats generate, which have a token after each; a whole tile in any case."""
+
+
+class ChatScheduler:
+    """Generations that have left the queue; used on the engine's thread only.
+
+    A generation with several choices has its prompt evaluated once; the other choices go on from a snapshot of it. A
+    chat's next turn goes on from a snapshot of the last one.
+
+    Attributes:
+        sharing: Snapshots work on this model.
+
+    Args:
+        context: A context of its own, with a sequence for each choice that may run at the same time.
+        prefixes: Where prompts and turns are kept.
+        meter: Counts every decode.
+        chunk_tokens: Most tokens of a prompt in one decode.
+        reuse: Keep prompts and turns between requests, for the same caller.
+        settled: Told how many tokens of waiting work were done or given up.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        prefixes: PrefixStore,
+        meter: Meter,
+        *,
+        chunk_tokens: int,
+        reuse: bool,
+        settled: Callable[[int], None],
+    ) -> None:
+        self._context = context
+        self._vocabulary = context.model.vocabulary
+        self._prefixes = prefixes
+        self._meter = meter
+        sequences = context.shape.sequences
+        self._free = list(reversed(range(sequences)))
+        self._chunk = min(chunk_tokens, context.shape.batch_tokens - sequences)
+        self.sharing = False
+        self._reuse = reuse
+        self._settled = settled
+        self._starting: deque[Generation] = deque()
+        self._prefills: deque[Prefill] = deque()
+        self._generating: list[Choice] = []
+
+    @property
+    def active(self) -> int:
+        """Choices that are generating or whose prompt is being evaluated."""
+        return len(self._generating) + len(self._prefills)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another generation could start now."""
+        return bool(self._free) and not self._starting
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to do."""
+        return not (self._starting or self._prefills or self._generating)
+
+    def generations(self) -> list[Generation]:
+        """Every generation here, once."""
+        found = {id(g): g for g in self._starting}
+        found |= {id(p.generation): p.generation for p in self._prefills}
+        found |= {id(c.generation): c.generation for c in self._generating}
+        return list(found.values())
+
+    def add(self, generation: Generation) -> None:
+        """Take a generation from the queue."""
+        generation.started = time.monotonic()
+        self._starting.append(generation)
+
+    def step(self, *, between: Callable[[], None]) -> None:
+        """Start what can start, then one decode.
+
+        Args:
+            between: Called in the middle of the decode of a prompt, if the context is interruptible.
+        """
+        self._start_choices()
+        if not (self._generating or self._prefills):
+            return
+        choices = list(self._generating)
+        runs = [Run([c.next_token], c.sequence, c.position, True) for c in choices]
+        prefill = self._prefills[0] if self._prefills else None
+        if prefill:
+            runs.append(self._next_chunk(prefill))
+        with self._meter.decoding(sum(len(run.tokens) for run in runs), chat=True) as decode:
+            rows = self._context.decode(runs, between=between if prefill else None)
+        for choice, row in zip(choices, rows, strict=False):
+            if not choice.generation.over:  # another choice of it may have ended it a moment ago
+                choice.advanced()
+                self._advance(choice, row)
+        if prefill:
+            prefill.chunks.took(len(runs[-1].tokens), decode.seconds)
+            if not prefill.generation.over:  # nor its prompt, then
+                self._chunk_done(prefill, runs[-1], rows)
+
+    def abandon(self, generation: Generation) -> None:
+        """Free everything that a generation holds here."""
+        self._settled(generation.pending)
+        generation.pending = 0
+        if generation in self._starting:
+            self._starting.remove(generation)
+        for prefill in [p for p in self._prefills if p.generation is generation]:
+            self._prefills.remove(prefill)
+            self._release(prefill.choice)
+        for choice in [c for c in self._generating if c.generation is generation]:
+            self._generating.remove(choice)
+            self._release(choice)
+        generation.base = generation.first_logits = None
+
+    def close(self) -> Iterable[Generation]:
+        """Free the samplers at the end; returns what was still running."""
+        left = self.generations()
+        for choice in [*self._generating, *(p.choice for p in self._prefills)]:
+            choice.close()
+        self._starting.clear()
+        self._prefills.clear()
+        self._generating.clear()
+        return left
+
+    def _next_chunk(self, prefill: Prefill) -> Run:
+        prompt = prefill.generation.job.prompt
+        chunk = prompt[prefill.position : prefill.position + self._chunk_tokens(prefill)]
+        last = prefill.position + len(chunk) == len(prompt)
+        return Run(chunk, prefill.choice.sequence, prefill.position, last)
+
+    def _chunk_tokens(self, prefill: Prefill) -> int:
+        meter = self._meter
+        # llama.cpp cuts the batch where the shortest run ends: the first token shares a pass with the others' one.
+        beside = 1 if self._generating else 0
+        if self._context.interruptible:
+            if not beside:
+                return self._chunk
+            tiles = prefill.chunks.next(budget_s=CHUNK_BESIDE_CHATS_S, most=self._chunk)
+            return beside + max(tiles, min(TILE, self._chunk))
+        if not meter.decision_s or time.monotonic() - meter.decided_at > DECISIONS_ABOUT_S:
+            return beside + self._chunk
+        budget_s = CHUNK_IN_DECISIONS * meter.decision_s
+        return beside + prefill.chunks.next(budget_s=budget_s, most=self._chunk)
+
+    def _chunk_done(self, prefill: Prefill, run: Run, rows: Sequence[Logits]) -> None:
+        generation = prefill.generation
+        prefill.position += len(run.tokens)
+        generation.evaluated += len(run.tokens)
+        self._settle(generation, len(run.tokens))
+        if not run.output:
+            return
+        self._prefills.remove(prefill)
+        self._meter.prefilled(prefill.chunks.tokens, prefill.chunks.seconds)
+        generation.prefilled = time.monotonic()
+        self._keep(generation, generation.job.prompt, run.sequence)
+        if generation.unstarted and self.sharing:
+            generation.base = self._context.save(run.sequence)
+            generation.first_logits = rows[-1]
+        self._advance(prefill.choice, rows[-1])
+
+    def _settle(self, generation: Generation, tokens: int) -> None:
+        settled = min(tokens, generation.pending)
+        generation.pending -= settled
+        self._settled(settled)
+
+    def _start_choices(self) -> None:
+        """Give free sequences to choices that wait, first come first served."""
+        while self._free and self._starting and self._start_choice(self._starting[0]):
+            pass
+
+    def _start_choice(self, generation: Generation) -> bool:
+        """Start the next choice of ``generation``; False if it must wait until the first one has the prompt."""
+        job = generation.job
+        first = generation.unstarted == job.n
+        if not first and self.sharing and generation.base is None:
+            return False
+        choice = Choice(generation, job.n - generation.unstarted, self._free.pop(), self._vocabulary)
+        generation.unstarted -= 1
+        if not generation.unstarted:
+            self._starting.remove(generation)
+        base, logits = generation.base, generation.first_logits
+        if base is None or logits is None:
+            self._prefills.append(Prefill(choice, self._begin(choice) if first else 0))
+            return True
+        self._context.restore(base, choice.sequence)
+        if not generation.unstarted:
+            generation.base = generation.first_logits = None
+        self._advance(choice, logits)
+        return True
+
+    def _begin(self, choice: Choice) -> int:
+        """Go on from what was kept of the chat's earlier turns; the tokens of it. One is left to be evaluated."""
+        if not (self._reuse and self.sharing):
+            return 0
+        generation = choice.generation
+        found = self._prefixes.longest_text(generation.job.prompt[:-1], caller=generation.job.caller)
+        if found is None:
+            return 0
+        tokens, snapshot = found
+        self._context.restore(snapshot, choice.sequence)
+        generation.reused = tokens
+        self._meter.counters.reused_tokens += tokens
+        self._settle(generation, tokens)
+        return tokens
+
+    def _keep(self, generation: Generation, tokens: Sequence[int], sequence: int) -> None:
+        """Keep what ``sequence`` holds, for the chat's next turn."""
+        if not (self._reuse and self.sharing) or len(tokens) < KEPT_TOKENS:
+            return
+        caller = generation.job.caller
+        if self._prefixes.has_text(tokens, caller=caller):
+            return
+        if self._prefixes.make_room(self._context.snapshot_bytes(sequence)):
+            self._prefixes.keep_text(tokens, self._context.save(sequence), caller=caller)
+
+    def _advance(self, choice: Choice, logits: Logits) -> None:
+        """Choose a token; on the last one, free the choice and perhaps end the generation."""
+        generation, generated = choice.generation, choice.generated
+        try:
+            finished = choice.take(logits)
+        except JsonOutputError as error:
+            if choice not in self._generating:
+                self._release(choice)
+            generation.fail(problem_of(error))
+            self.abandon(generation)
+            return
+        self._meter.counters.generated_tokens += choice.generated - generated
+        if not finished:
+            if choice not in self._generating:
+                self._generating.append(choice)
+            return
+        if choice in self._generating:
+            self._generating.remove(choice)
+        if generation.job.n == 1 and choice.evaluated:
+            self._keep(generation, [*generation.job.prompt, *choice.evaluated], choice.sequence)
+        self._release(choice)
+        generation.unfinished -= 1
+        if not generation.unfinished:
+            generation.done()
+
+    def _release(self, choice: Choice) -> None:
+        choice.close()
+        self._context.clear(choice.sequence)
+        self._free.append(choice.sequence)

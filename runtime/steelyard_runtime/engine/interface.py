@@ -1,0 +1,362 @@
+"""What the rest of the runtime may know of an engine. No llama.cpp here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from steelyard_runtime.decision import TokenCounts
+
+Logits = npt.NDArray[np.float32]
+Memory = Literal["dense", "swa", "hybrid", "recurrent"]
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of prompt. Only ``control`` text (from templates, never from callers) may become control tokens."""
+
+    text: str
+    control: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """Facts of the loaded model, read from its GGUF file and read back from the context."""
+
+    path: str
+    file_name: str
+    sha256: str
+    size_bytes: int
+    architecture: str
+    description: str
+    parameters: int
+    vocabulary: int
+    trained_context: int
+    context_tokens: int
+    chat_template: str | None
+    bos_text: str
+    eos_text: str
+    pooling: Pooling
+    embedding_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What the start-up probe found in a child process. See ``docs/explanation/exactness.md``.
+
+    Attributes:
+        memory: The kind of sequence memory: dense, swa, hybrid, recurrent.
+        prefix_sharing: Whole-sequence copies work; else prefixes are recomputed.
+        exact: Copied, fresh and re-made prefixes give bit-identical logits.
+        noise_floor: Largest difference of any logit seen between them; 0.0 when exact.
+        comparisons: How many logit vectors were compared.
+        note: Why, when a child died or an answer is worse than expected.
+    """
+
+    memory: Memory
+    prefix_sharing: bool
+    exact: bool
+    noise_floor: float
+    comparisons: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineIdentity:
+    """The parts of every answer's identity that only the engine knows."""
+
+    model: ModelInfo
+    probe: Probe
+    llama_cpp: str
+    binding: str
+    system_info: str
+    device: str
+    threads: int
+    gpu_layers: int
+    sequences: int
+    batch_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a prompt that is evaluated by itself, with boundaries that depend on nothing else.
+
+    Attributes:
+        tokens: Token ids; not empty.
+        private: It holds a caller's text, so that it serves no other caller.
+    """
+
+    tokens: tuple[int, ...]
+    private: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScorePrompt:
+    """One prompt to score.
+
+    Attributes:
+        shared: Segments that other prompts may begin with too, evaluated in this order.
+        tail: Token ids; the logits after the last one are the result.
+    """
+
+    shared: tuple[Segment, ...]
+    tail: tuple[int, ...]
+
+    def __len__(self) -> int:
+        """Tokens."""
+        return sum(len(segment.tokens) for segment in self.shared) + len(self.tail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreJob:
+    """Score prompts; nothing is generated.
+
+    Attributes:
+        prompts: Each is scored alone; what they share is evaluated once.
+        deadline: ``time.monotonic()`` value after which the answer is worthless.
+        caller: Whoever asks, for fairness and for the privacy of what is kept; "" is everyone without a name.
+    """
+
+    prompts: tuple[ScorePrompt, ...]
+    deadline: float
+    caller: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Logits over the whole vocabulary, shape ``(vocabulary,)``, after one prompt."""
+
+    logits: Logits
+    tokens: TokenCounts
+    queue_ms: float
+    engine_ms: float
+
+
+class ConstrainedText(Protocol):
+    """A text on its way that is held to something. Its methods raise ``JsonOutputError`` when it cannot go on."""
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Which tokens may follow, shape ``(vocabulary,)``; at least one may."""
+        ...
+
+    def add(self, token: int) -> None:
+        """Go on behind ``token``."""
+        ...
+
+
+class Grammar(Protocol):
+    """What one generation is held to."""
+
+    def begin(self) -> ConstrainedText:
+        """The beginning of a text: one for each choice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to choose tokens. Neutral values switch a step off (``top_k=0``, ``top_p=1``, ``min_p=0``).
+
+    ``temperature=0`` is greedy. ``grammar`` is from ``Engine.grammar``. ``top_logprobs`` is None for no
+    logprobs, else how many alternatives to report (0 to 20), from the distribution before any of these steps.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationJob:
+    """Continue one prompt ``n`` times. The prompt is evaluated once."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    deadline: float
+    n: int = 1
+    caller: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """One token's bytes and natural-log probability."""
+
+    token_id: int
+    bytes: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """Text that became final for choice ``index`` (may be empty while bytes or a possible stop string are held back).
+
+    ``logprobs`` pairs each token with its alternatives, for the tokens whose text this delta completes.
+    """
+
+    index: int
+    text: str
+    logprobs: tuple[tuple[TokenLogprob, tuple[TokenLogprob, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The end of choice ``index``; after the last one the job is over."""
+
+    index: int
+    reason: Literal["stop", "length"]
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """All choices ended. ``tokens`` is the prompt's; timings are milliseconds."""
+
+    tokens: TokenCounts
+    generated_tokens: int
+    queue_ms: float
+    prefill_ms: float
+    generate_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The job ended without an answer; ``problem`` is a ``steelyard_runtime.errors.Problem``."""
+
+    problem: Exception
+
+
+Event = Delta | Finished | Done | Failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingJob:
+    """Embed each text's tokens; the result has shape ``(len(inputs), embedding_size)``, L2-normalised."""
+
+    inputs: tuple[tuple[int, ...], ...]
+    deadline: float
+    caller: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """``ready`` is what ``/ping`` needs: loaded, self-tested, thread alive, last decode not overdue, not draining.
+
+    ``dead`` says that it will never be ready again: the process has to end with a status that is not zero.
+    """
+
+    ready: bool
+    reason: str = ""
+    dead: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """Totals since start. Plain integers written by the engine thread alone."""
+
+    decoded_tokens: int = 0
+    reused_tokens: int = 0
+    generated_tokens: int = 0
+    decodes: int = 0
+    decisions: int = 0
+    generations: int = 0
+    embeddings: int = 0
+    rejected: int = 0
+    cancelled: int = 0
+    joined: int = 0
+    prefix_hits: int = 0
+    prefix_misses: int = 0
+    prefix_evictions: int = 0
+    prefix_bytes: int = 0
+    prefixes: int = 0
+    queue_depth: int = 0
+    active_generations: int = 0
+    interruptions: int = 0
+    busy_seconds: float = 0.0
+
+
+class Cancel(Protocol):
+    """Stops a generation; safe from any thread, any number of times."""
+
+    def __call__(self) -> None:
+        """Cancel."""
+        ...
+
+
+class Engine(Protocol):
+    """One model, one owner thread. Every method is safe to call from any thread.
+
+    ``submit_*`` raises ``Problem`` (busy, deadline, draining, not ready, over budget) at once when it refuses;
+    later faults arrive in the future, or as ``Failed``.
+    """
+
+    @property
+    def identity(self) -> EngineIdentity:
+        """The engine's part of every answer's identity."""
+        ...
+
+    @property
+    def counters(self) -> Counters:
+        """Totals since start."""
+        ...
+
+    @property
+    def start_seconds(self) -> dict[str, float]:
+        """Seconds that the start took, by stage."""
+        ...
+
+    def health(self) -> Health:
+        """Whether work can be taken, and why not. Never blocks."""
+        ...
+
+    def encode(self, pieces: Sequence[Piece], *, start: bool) -> list[int]:
+        """Token ids of ``pieces``; with ``start`` the first token is BOS exactly once, if the model wants one."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; empty for control tokens."""
+        ...
+
+    def submit_score(self, job: ScoreJob) -> Future[list[Score]]:
+        """One ``Score`` per prompt, in order."""
+        ...
+
+    def keep_warm(self, shared: tuple[Segment, ...]) -> Future[None]:
+        """Evaluate the beginning of prompts and never give it up."""
+        ...
+
+    def submit_generation(self, job: GenerationJob, on_event: Callable[[Event], None]) -> Cancel:
+        """``on_event`` is called on the engine's thread and must return at once."""
+        ...
+
+    def submit_embedding(self, job: EmbeddingJob) -> Future[list[Logits]]:
+        """One unit vector of shape ``(embedding_size,)`` per input."""
+        ...
+
+    def grammar(self, schema: dict[str, Any] | None) -> Grammar:
+        """What holds one generation to a JSON schema, or to any JSON object when None.
+
+        Raises ``Problem`` for a schema that is wrong or cannot be kept whole.
+        """
+        ...
+
+    def start_draining(self) -> None:
+        """Refuse new work; go on with what was accepted."""
+        ...
+
+    def close(self, *, timeout_s: float) -> None:
+        """Fail what is left after ``timeout_s`` seconds, stop the thread, free the model."""
+        ...

@@ -1,0 +1,252 @@
+"""What the start finds out about a model: may snapshots be shared, and are answers exact to the bit?
+
+The serving context itself proves it, at every start, as part of the self-test. Whether trying it is safe at all is a
+property of the architecture: llama.cpp aborts the process where an architecture cannot do something. The architectures
+that our tests run are known to be safe; any other is tried in a child process first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steelyard_runtime.engine.interface import Logits, Memory, Piece, Probe
+from steelyard_runtime.engine.llama import Context, ContextShape, LlamaError, Run, Snapshot, opened
+from steelyard_runtime.engine.segments import evaluate, settle
+
+Decoding = Callable[[int], AbstractContextManager[object]]
+SAFE_ARCHITECTURES = frozenset({"gemma3", "llama", "mamba2", "qwen2", "qwen35"})
+PREFIX_TOKENS = 48
+TAIL_TOKENS = (8, 3)
+SEQUENCE_TOKENS = 256
+SCRATCH = 0
+WORDS = (
+    *("order", "refund", "parcel", "login", "error", "invoice", "tablet", "plan"),
+    *("quote", "urgent", "calm", "late", "twice", "please", "never", "again"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Largest absolute differences of any logit between vectors that ought to be equal.
+
+    Attributes:
+        recomputed: Between a prompt and the same prompt evaluated again.
+        shared: Between it and what goes on from a snapshot, also in the middle of a chat's decode; None when it was
+            not tried.
+        together: Between it and what shares a decode with another prompt; None when decisions do not.
+        comparisons: How many pairs of vectors were compared.
+    """
+
+    recomputed: float
+    shared: float | None
+    together: float | None = None
+    comparisons: int
+
+
+def examine(
+    context: Context,
+    *,
+    share: bool,
+    chats: Context | None = None,
+    together: bool = False,
+    decoding: Decoding = lambda _: nullcontext(),
+) -> Finding:
+    """Evaluate one prompt in every way in which the engine may come to it. Leaves the sequences empty.
+
+    Args:
+        context: The decisions' context; nothing else uses it meanwhile.
+        share: Try snapshots too.
+        chats: The chats' context; there, that a sequence goes on in another one, and that its decodes can be stopped.
+        together: Try two prompts in one decode too.
+        decoding: Entered around each decode with its number of tokens.
+
+    Raises:
+        LlamaError: The logits are no numbers, or all equal, so that nothing can be served.
+    """
+    prefix, tails = _texts(context)
+    alone = [_from_nothing(context, prefix, tail, decoding) for tail in tails]
+    _check(alone[0])
+    again = [_from_nothing(context, prefix, tail, decoding) for tail in tails]
+    recomputed = [_noise(a, b) for a, b in zip(alone, again, strict=True)]
+    batched = _noise_together(context, prefix, tails, alone) if together else None
+    if not share:
+        return Finding(recomputed=max(recomputed), shared=None, together=batched, comparisons=len(recomputed))
+    places = sorted({SCRATCH, context.shape.sequences - 1})
+    snapshot = _snapshot(context, prefix, at=places[-1])
+    shared = [
+        _noise(logits, _from_snapshot(context, snapshot, prefix, tail, at=at))
+        for at in places
+        for tail, logits in zip(tails, alone, strict=True)
+    ]
+    if chats is not None:
+        shared.append(_noise_of_moving(chats, prefix, tails[0]))
+        shared += _noise_inside(chats, context, snapshot, prefix, tails[0], alone[0])
+    return Finding(
+        recomputed=max(recomputed),
+        shared=max(shared),
+        together=batched,
+        comparisons=len(recomputed) + len(shared),
+    )
+
+
+def _texts(context: Context) -> tuple[list[int], list[list[int]]]:
+    """A fixed beginning and two ways to go on; no control tokens, and no more than the context holds."""
+    text = " ".join(f"{WORDS[i % 16]} {WORDS[(i * i + 3) % 16]}" for i in range(128))
+    tokens = context.model.vocabulary.encode([Piece(text)], start=True)
+    room = context.shape.sequence_tokens - max(TAIL_TOKENS)
+    prefix = tokens[: min(PREFIX_TOKENS, room)]
+    at = len(prefix)
+    return prefix, [tokens[at + skip : at + skip + count] for skip, count in zip((0, 20), TAIL_TOKENS, strict=True)]
+
+
+def _from_nothing(context: Context, prefix: Sequence[int], tail: Sequence[int], decoding: Decoding) -> Logits:
+    context.clear(SCRATCH)
+    evaluate(context, prefix, sequence=SCRATCH, position=0, output=False, decoding=decoding)
+    settle(context, SCRATCH, save=False)
+    return _end(context, prefix, tail, at=SCRATCH)
+
+
+def _noise_of_moving(context: Context, prefix: Sequence[int], tail: Sequence[int]) -> float:
+    """Between going on in the sequence where the prefix was evaluated, and in the last one."""
+    evaluate(context, prefix, sequence=SCRATCH, position=0, output=False)
+    snapshot = settle(context, SCRATCH, save=True)
+    assert snapshot is not None  # noqa: S101 - save=True
+    stayed = _end(context, prefix, tail, at=SCRATCH)
+    return _noise(stayed, _from_snapshot(context, snapshot, prefix, tail, at=context.shape.sequences - 1))
+
+
+def _noise_inside(
+    chats: Context, context: Context, snapshot: Snapshot, prefix: Sequence[int], tail: Sequence[int], alone: Logits
+) -> list[float]:
+    """Between a prompt alone and the same in the middle of a chat's decode; empty where none can be stopped."""
+    noises: list[float] = []
+
+    def once() -> None:
+        if not noises:
+            noises.append(_noise(alone, _from_snapshot(context, snapshot, prefix, tail, at=SCRATCH)))
+
+    chats.decode([Run(tail, SCRATCH, 0, False)], between=once)
+    chats.clear(SCRATCH)
+    return noises
+
+
+def _snapshot(context: Context, prefix: Sequence[int], *, at: int) -> Snapshot:
+    evaluate(context, prefix, sequence=at, position=0, output=False)
+    snapshot = settle(context, at, save=True)
+    context.clear(at)
+    assert snapshot is not None  # noqa: S101 - save=True
+    return snapshot
+
+
+def _from_snapshot(
+    context: Context, snapshot: Snapshot, prefix: Sequence[int], tail: Sequence[int], *, at: int
+) -> Logits:
+    context.restore(snapshot, at)
+    return _end(context, prefix, tail, at=at)
+
+
+def _noise_together(
+    context: Context, prefix: Sequence[int], tails: Sequence[Sequence[int]], alone: Sequence[Logits]
+) -> float:
+    places = range(len(tails))
+    for at in places:
+        evaluate(context, prefix, sequence=at, position=0, output=False)
+        settle(context, at, save=False)
+    rows = context.decode([Run(tail, at, len(prefix), True) for at, tail in zip(places, tails, strict=True)])
+    for at in places:
+        context.clear(at)
+    return max(_noise(a, b) for a, b in zip(alone, rows, strict=True))
+
+
+def _end(context: Context, prefix: Sequence[int], tail: Sequence[int], *, at: int) -> Logits:
+    logits = evaluate(context, tail, sequence=at, position=len(prefix), output=True)
+    context.clear(at)
+    assert logits is not None  # noqa: S101 - output=True
+    return logits
+
+
+def _check(logits: Logits) -> None:
+    if not np.isfinite(logits).all():
+        raise LlamaError("the self-test's logits are not finite: the model file is damaged or not supported")
+    if logits.min() == logits.max():
+        raise LlamaError("the self-test's logits are all equal: the model gives embeddings, not next tokens")
+
+
+def _noise(a: Logits, b: Logits) -> float:
+    same = bool(np.array_equal(a, b))
+    return 0.0 if same else float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
+
+
+def conclude(finding: Finding, *, memory: Memory, note: str = "") -> Probe:
+    """What the engine does with a finding: exactness is worth more than a saved prefix.
+
+    Args:
+        finding: What ``examine`` found.
+        memory: The model's kind of memory.
+        note: Why snapshots were not tried, or "".
+    """
+    sharing = finding.shared == 0.0
+    if finding.shared:
+        note = f"going on from a snapshot changes logits by up to {finding.shared:.3g}; prefixes are recomputed"
+    noise = max(finding.recomputed, finding.together or 0.0)
+    if finding.together is not None:
+        note = " ".join([note, "decisions share decodes, so their company shows in the last bits"]).strip()
+    return Probe(
+        memory=memory,
+        prefix_sharing=sharing,
+        exact=finding.recomputed == 0.0 and finding.together is None,
+        noise_floor=noise,
+        comparisons=finding.comparisons,
+        note=note,
+    )
+
+
+def why_not(path: Path, shape: ContextShape, *, architecture: str, gpu_layers: int, timeout_s: float = 600) -> str:
+    """Why snapshots must not be tried in this process, or "".
+
+    Args:
+        path: The model.
+        shape: The serving context's shape; the child uses the same threads, batch and formats.
+        architecture: The model's ``general.architecture``.
+        gpu_layers: Layers on the GPU.
+        timeout_s: Longest that the child may take.
+    """
+    if architecture in SAFE_ARCHITECTURES:
+        return ""
+    asked = {"path": str(path), "gpu_layers": gpu_layers, "shape": asdict(shape)}
+    command = [sys.executable, "-m", "steelyard_runtime.engine.probe", json.dumps(asked)]
+    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # an abort would start a debugger first
+    try:
+        done = subprocess.run(  # noqa: S603 - our own module
+            command, capture_output=True, timeout=timeout_s, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return _died(f"no answer within {timeout_s:.0f} s")
+    return "" if done.returncode == 0 else _died(f"exit status {done.returncode}")
+
+
+def _died(how: str) -> str:
+    return f"snapshots were tried in a child process, which did not finish ({how}); prefixes are recomputed"
+
+
+def main(argument: str) -> None:
+    """The child: try it, and end with status 0 if that is possible."""
+    asked: dict[str, Any] = json.loads(argument)
+    asked["shape"]["sequence_tokens"] = max(SEQUENCE_TOKENS, asked["shape"]["batch_tokens"] // 2)
+    shape = ContextShape(**(asked["shape"] | {"sequences": 2}))
+    with opened(Path(asked["path"]), shape, gpu_layers=asked["gpu_layers"]) as context:
+        examine(context, share=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

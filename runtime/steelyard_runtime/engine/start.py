@@ -1,0 +1,198 @@
+"""From settings to a running engine: find the file, load and hash it, read back what was set, test it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from steelyard_runtime.engine import abi, cores, llama, memory, model_files, probe
+from steelyard_runtime.engine.core import LlamaEngine
+from steelyard_runtime.engine.interface import EngineIdentity, Memory, ModelInfo, Probe
+from steelyard_runtime.settings import Settings
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CONTEXT_TOKENS = 8192
+SELF_TEST_TIMEOUT_S = 600.0
+LEAST_CHUNK = 16
+"""Tokens of a chat's prompt for which a decode needs room beside a token of each other chat; as chat_chunk_tokens."""
+
+
+class EngineStartError(RuntimeError):
+    """The engine cannot start; the message says what to change."""
+
+
+def start_engine(settings: Settings) -> LlamaEngine:
+    """Load the model that ``settings.model`` names (a path) and start its engine; returns when the self-test passed.
+
+    Raises:
+        EngineStartError: A libllama that the binding was not made for, no such file, a broken one, too little memory,
+            no GPU, or a self-test that failed.
+    """
+    try:
+        return _start(settings)
+    except (abi.AbiError, model_files.ModelFileError, llama.LlamaError) as error:
+        raise EngineStartError(str(error)) from error
+
+
+def _start(settings: Settings) -> LlamaEngine:
+    watch = Stopwatch()
+    abi.prove()
+    watch.lap("library")
+    files = model_files.resolve(settings.model_path)
+    with ThreadPoolExecutor(1, thread_name_prefix="model-sha256") as pool:
+        hashing = pool.submit(model_files.sha256, files)  # beside the loading, which reads the same pages
+        model = llama.Model(files.first, gpu_layers=settings.gpu_layers)
+        watch.lap("load")
+        try:
+            if not model.generates:
+                raise EngineStartError(
+                    f"{files.first.name} is a {model.architecture} model without next-token logits; "
+                    "it can neither decide nor chat"
+                )
+            allowed = _context_tokens(settings.context_tokens, trained=model.trained_context, name=files.first.name)
+            shape = llama.ContextShape(
+                sequence_tokens=allowed,
+                sequences=settings.decisions_together,
+                batch_tokens=_batch_tokens(settings, allowed=allowed),
+                threads=settings.threads or cores.threads(),
+                flash_attention=settings.flash_attention,
+                cache_type=settings.cache_type,
+            )
+            note = _why_not(settings, files, shape, model)
+            watch.lap("probe")
+            context = llama.Context(model, shape)
+            # On a GPU a chunk takes no longer than a decision, and stopping costs more.
+            chat_shape = replace(shape, sequences=settings.chats)
+            chat_context = llama.Context(model, chat_shape, interruptible=not model.offloaded)
+            embedder = _embedder(model, shape)
+            watch.lap("context")
+            sha256 = hashing.result()
+            watch.lap("hash")
+        except BaseException:
+            model.close()
+            raise
+    identity = EngineIdentity(
+        model=_model_info(files, model, sha256=sha256, allowed=allowed),
+        probe=_untested(model.memory, note=note),
+        llama_cpp=llama.llama_version(),
+        binding=llama.BINDING,
+        system_info=llama.system_info(),
+        device="gpu" if model.offloaded else "cpu",
+        threads=shape.threads,
+        gpu_layers=model.offloaded,
+        sequences=shape.sequences + chat_shape.sequences,
+        batch_tokens=shape.batch_tokens,
+    )
+    engine = LlamaEngine(
+        context,
+        chat_context,
+        identity,
+        embedder=embedder,
+        probing=settings.probe,
+        chat_chunk_tokens=settings.chat_chunk_tokens,
+        reuse_prefixes=settings.reuse_prefixes,
+        reuse_states=settings.reuse_states,
+        prefix_cache_bytes=settings.prefix_cache_mib << 20,
+        queue_limit=settings.queue_limit,
+        decode_timeout_s=settings.decode_timeout_s,
+    )
+    engine.start()
+    engine.wait_ready(timeout_s=SELF_TEST_TIMEOUT_S)
+    watch.lap("self_test")
+    engine.started(watch.laps)
+    log.info("engine ready after %.1f s: %s; %s", watch.total, watch, memory.used() or "memory is not told here")
+    return engine
+
+
+class Stopwatch:
+    """Seconds by stage."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        """End a stage."""
+        now = time.monotonic()
+        self.laps[stage], self._last = now - self._last, now
+
+    @property
+    def total(self) -> float:
+        """Seconds so far."""
+        return sum(self.laps.values())
+
+    def __str__(self) -> str:
+        return ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in self.laps.items())
+
+
+def _context_tokens(asked: int, *, trained: int, name: str) -> int:
+    if asked > trained:
+        raise EngineStartError(
+            f"context_tokens={asked} but {name} was trained on {trained} positions; set context_tokens to {trained} "
+            "or less, or 0 to choose"
+        )
+    return asked or min(DEFAULT_CONTEXT_TOKENS, trained)
+
+
+def _batch_tokens(settings: Settings, *, allowed: int) -> int:
+    """Tokens in one decode; a longer one than the context holds takes memory for nothing."""
+    batch = min(settings.batch_tokens, allowed)
+    if batch < (least := max(settings.chats + LEAST_CHUNK, settings.decisions_together)):
+        cut = "" if batch == settings.batch_tokens else f", of which a context of {allowed} tokens leaves {batch},"
+        low = {"batch_tokens": settings.batch_tokens, "context_tokens": allowed}
+        names = " and ".join(name for name, value in low.items() if value < least)
+        raise EngineStartError(
+            f"batch_tokens={settings.batch_tokens}{cut} is too small for chats={settings.chats} and "
+            f"decisions_together={settings.decisions_together}: a decode holds a token of each chat and {LEAST_CHUNK} "
+            "of a prompt, or the ends of all decisions together. Set "
+            f"{names} to {least} or more, or lower chats or decisions_together"
+        )
+    return batch
+
+
+def _embedder(model: llama.Model, shape: llama.ContextShape) -> llama.Context | None:
+    """What embeds, if the model does. Made at the start, so that too little memory is found out there.
+
+    llama.cpp has logits of all tokens of a batch that it pools, twice: of 2,000 tokens and 152,000 words 2.4 GB. So the
+    pieces of a text are batches as of decisions; only what looks in both directions must have the text whole.
+    """
+    if model.pooling in ("none", "rank"):
+        return None
+    batch = shape.batch_tokens if model.causal else shape.sequence_tokens
+    return llama.Context(
+        model, replace(shape, sequences=1, batch_tokens=batch, cache_type="f16", pooling=model.pooling)
+    )
+
+
+def _why_not(settings: Settings, files: model_files.ModelFiles, shape: llama.ContextShape, model: llama.Model) -> str:
+    if not settings.probe:
+        return "the probe was switched off; prefixes are recomputed and exactness was not measured"
+    return probe.why_not(files.first, shape, architecture=model.architecture, gpu_layers=settings.gpu_layers)
+
+
+def _untested(kind: Memory, *, note: str) -> Probe:
+    return Probe(memory=kind, prefix_sharing=False, exact=False, noise_floor=float("nan"), comparisons=0, note=note)
+
+
+def _model_info(files: model_files.ModelFiles, model: llama.Model, *, sha256: str, allowed: int) -> ModelInfo:
+    vocabulary = model.vocabulary
+    return ModelInfo(
+        path=str(files.first),
+        file_name=files.first.name,
+        sha256=sha256,
+        size_bytes=files.size_bytes,
+        architecture=model.architecture,
+        description=model.description,
+        parameters=model.parameters,
+        vocabulary=vocabulary.size,
+        trained_context=model.trained_context,
+        context_tokens=allowed,
+        chat_template=model.chat_template,
+        bos_text=vocabulary.text_of(vocabulary.bos),
+        eos_text=vocabulary.text_of(vocabulary.eos),
+        pooling=model.pooling,
+        embedding_size=model.embedding_size,
+    )

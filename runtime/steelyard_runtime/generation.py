@@ -1,0 +1,116 @@
+"""The one internal form of a text generation, between the contracts' codecs and the chat service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from steelyard_runtime.engine.interface import Done, TokenLogprob
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+TokenLogprobs = tuple[tuple[TokenLogprob, tuple[TokenLogprob, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; ``content`` is the caller's text, never control tokens."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonOutput:
+    """The answer must be JSON: of ``schema``, or any object when it is None."""
+
+    schema: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What a chat or completion asks for, in the fields of no particular contract.
+
+    Attributes:
+        prompt: Messages for the model's chat template, or one text to continue as it is.
+        max_tokens: The caller's limit; None for the server's default.
+        max_tokens_param: The field that holds that limit, for messages about it.
+        top_logprobs: None for no logprobs, else how many alternatives beside the chosen token (0 to 20).
+        json_output: Set when the answer has to be JSON.
+        stream: Send the answer as server-sent events.
+        include_usage: End a stream with a chunk of token counts.
+    """
+
+    prompt: tuple[Message, ...] | str
+    max_tokens: int | None = None
+    max_tokens_param: str = "max_tokens"
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int | None = None
+    n: int = 1
+    json_output: JsonOutput | None = None
+    stream: bool = False
+    include_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequest:
+    """Texts to embed; ``dimensions`` is the length the caller expects, None when it expects none."""
+
+    inputs: tuple[str, ...]
+    dimensions: int | None
+    base64: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One finished continuation."""
+
+    index: int
+    text: str
+    logprobs: TokenLogprobs
+    reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """All choices in order, with the engine's counts and timings."""
+
+    choices: tuple[Choice, ...]
+    done: Done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embeddings:
+    """One L2-normalised vector and one prompt hash per input, and the tokens of all inputs together."""
+
+    vectors: tuple[tuple[float, ...], ...]
+    prompt_sha256: tuple[str, ...]
+    prompt_tokens: int
+    model: str
+    identity: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What every body of one answer repeats.
+
+    Attributes:
+        id: Unique per answer, with the contract's own prefix put before it by the encoder.
+        created: Unix seconds.
+        model: The id of the model that answers, whatever the caller called it.
+        identity: The short identity, JSON-ready.
+        prompt_sha256: Hash of the exact token ids, as little-endian uint32.
+    """
+
+    id: str
+    created: int
+    model: str
+    identity: dict[str, Any]
+    prompt_sha256: str

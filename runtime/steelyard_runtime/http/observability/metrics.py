@@ -1,0 +1,146 @@
+"""Prometheus metrics: requests by outcome, latencies, the engine's own counters. One registry per application.
+
+Every label value comes from a fixed set (route templates, contract names, outcome names, statuses), so that no caller
+can make the number of time series grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from steelyard_runtime.engine import memory
+from steelyard_runtime.engine.interface import Counters
+from steelyard_runtime.http.record import RequestRecord
+from steelyard_runtime.http.runtime import Runtime
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 240.0)
+
+# Attribute of Counters -> what it counts.
+_TOTALS = {
+    "decoded_tokens": "Tokens that went through llama_decode, with the few that fill up its rows.",
+    "reused_tokens": "Prompt tokens that were already in a kept prefix.",
+    "generated_tokens": "Tokens generated for chats and completions.",
+    "decodes": "Calls of llama_decode.",
+    "decisions": "Questions scored.",
+    "generations": "Chats and completions finished.",
+    "embeddings": "Texts embedded.",
+    "rejected": "Requests refused at admission.",
+    "cancelled": "Requests cancelled, because their clients left.",
+    "joined": "Requests that shared the evaluation of an exact duplicate.",
+    "interruptions": "Times that a chat's decode was stopped in the middle for what goes first.",
+    "prefix_hits": "Prompts whose beginning was found among the kept prefixes.",
+    "prefix_misses": "Prompts whose beginning had to be evaluated.",
+    "prefix_evictions": "Kept prefixes dropped to make room.",
+    "busy_seconds": "Seconds that the engine's thread spent working.",
+}
+_GAUGES = {
+    "prefix_bytes": "Bytes of kept prefixes.",
+    "prefixes": "Kept prefixes.",
+    "queue_depth": "Requests waiting for the engine.",
+    "active_generations": "Chats and completions being generated.",
+}
+
+
+class Metrics:
+    """The metrics of one application."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "steelyard_http_requests",
+            "Requests by outcome.",
+            ("route", "contract", "outcome", "status"),
+            registry=self.registry,
+        )
+        self._duration = Histogram(
+            "steelyard_http_request_duration_seconds",
+            "From the request's headers to the end of its answer.",
+            ("route", "contract"),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._queue = Histogram(
+            "steelyard_queue_seconds",
+            "Waiting for the engine.",
+            ("contract",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._engine = Histogram(
+            "steelyard_engine_seconds",
+            "Inside the engine.",
+            ("contract",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.registry.register(EngineCollector(runtime))
+
+    def observe(self, record: RequestRecord, *, route: str, status: int, duration_s: float) -> None:
+        """Count one finished request; ``route`` is a route's template or ``"unmatched"``."""
+        self._requests.labels(route, record.contract, record.outcome, str(status)).inc()
+        self._duration.labels(route, record.contract).observe(duration_s)
+        if record.queue_ms is not None:
+            self._queue.labels(record.contract).observe(record.queue_ms / 1000)
+        if record.engine_ms is not None:
+            self._engine.labels(record.contract).observe(record.engine_ms / 1000)
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class EngineCollector(Collector):
+    """Reads the engine's counters when they are asked for."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def collect(self) -> Iterable[Metric]:
+        """Readiness always; counters and identity once there is an engine."""
+        yield GaugeMetricFamily(
+            "steelyard_ready", "1 when /ping answers 200.", value=float(self._runtime.health().ready)
+        )
+        services = self._runtime.services
+        if services is None:
+            return
+        yield from _engine_metrics(services.engine.counters)
+        yield _by_label("steelyard_start_seconds", "What the start took.", "stage", services.engine.start_seconds)
+        if (use := memory.used()) is not None:
+            yield _by_label("steelyard_memory_bytes", "The process's memory.", "kind", asdict(use))
+        engine = services.engine.identity
+        info = InfoMetricFamily("steelyard_identity", "What is being served.")
+        info.add_metric(
+            [],
+            {
+                "model_id": services.identity.model_id,
+                "model_sha256": engine.model.sha256,
+                "llama_cpp": engine.llama_cpp,
+                "binding": engine.binding,
+                "device": engine.device,
+                "threads": str(engine.threads),
+                "exact": str(engine.probe.exact).lower(),
+            },
+        )
+        yield info
+
+
+def _by_label(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], float(value))
+    return family
+
+
+def _engine_metrics(counters: Counters) -> Iterable[Metric]:
+    for name, text in _TOTALS.items():
+        yield CounterMetricFamily(f"steelyard_engine_{name}", text, value=float(getattr(counters, name)))
+    for name, text in _GAUGES.items():
+        yield GaugeMetricFamily(f"steelyard_engine_{name}", text, value=float(getattr(counters, name)))

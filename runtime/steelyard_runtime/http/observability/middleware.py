@@ -1,0 +1,116 @@
+"""Our outermost layer: request ids, the last resort for exceptions, one log line and one count per request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.typing import FilteringBoundLogger
+
+from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.http.error_shapes import shape_for_path
+from steelyard_runtime.http.observability.logs import describe_exception
+from steelyard_runtime.http.observability.metrics import Metrics
+from steelyard_runtime.http.record import CLIENT_LEFT, RequestRecord, attach
+from steelyard_runtime.http.request_id import request_id_from, response_headers
+from steelyard_runtime.http.responses import problem_response
+from steelyard_runtime.http.runtime import Runtime
+
+UNMATCHED = "unmatched"
+# nginx's status for a client that closed the connection; logged and counted, never sent.
+CLIENT_LEFT_STATUS = 499
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
+_DIGITS = 3
+
+
+class Observe:
+    """ASGI middleware around everything that is ours."""
+
+    def __init__(self, app: ASGIApp, *, runtime: Runtime, log: FilteringBoundLogger, metrics: Metrics) -> None:
+        self.app = app
+        self._runtime = runtime
+        self._log = log
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; nothing but the server's own cancellation gets past here."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        record = RequestRecord(request_id=request_id_from(Headers(scope=scope)), shape=shape_for_path(scope["path"]))
+        attach(scope, record)
+        ids = response_headers(record.request_id, with_attributes=scope["path"] == "/invocations")
+        status = 0
+
+        async def send_with_ids(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message["headers"], *ids]}
+            await send(message)
+
+        async def answer(problem: Problem) -> None:
+            request = Request(scope, receive)
+            response = problem_response(request, problem)
+            if not status:
+                await response(scope, receive, send_with_ids)
+
+        try:
+            await self.app(scope, receive, send_with_ids)
+        except ClientDisconnect:
+            record.outcome = CLIENT_LEFT
+            status = status or CLIENT_LEFT_STATUS
+        except asyncio.CancelledError:
+            # uvicorn cancels what is left at the end of the drain: an honest answer instead of a closed connection.
+            await answer(Problem(Kind.DRAINING, "The server stopped before this was finished.", retry_after_ms=1000))
+            if status < 500:
+                raise
+        except Exception as error:
+            self._log.error(
+                "exception", request_id=record.request_id, **describe_exception(error, self._runtime.settings)
+            )
+            await answer(Problem(Kind.INTERNAL, "The server failed on this request; its log has the reason."))
+        finally:
+            self._finish(scope, record, status, time.perf_counter() - started)
+
+    def _finish(self, scope: Scope, record: RequestRecord, status: int, duration_s: float) -> None:
+        matched = scope.get("route")
+        route = matched.path if isinstance(matched, Route) else UNMATCHED
+        self._metrics.observe(record, route=route, status=status, duration_s=duration_s)
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._log.info("request", **self._line(record, route, method, status, duration_s))
+
+    def _line(self, record: RequestRecord, route: str, method: str, status: int, duration_s: float) -> dict[str, Any]:
+        line: dict[str, Any] = {
+            "request_id": record.request_id,
+            "route": route,
+            "contract": record.contract,
+            "method": method,
+            "status": status,
+            "outcome": record.outcome,
+            "duration_ms": round(duration_s * 1000, _DIGITS),
+        }
+        if record.queue_ms is not None:
+            line["queue_ms"] = round(record.queue_ms, _DIGITS)
+        if record.engine_ms is not None:
+            line["engine_ms"] = round(record.engine_ms, _DIGITS)
+        if record.prompt_sha256:
+            line["prompt_sha256"] = record.prompt_sha256
+        if record.tokens_prompt:
+            line["tokens"] = {
+                "prompt": record.tokens_prompt,
+                "evaluated": record.tokens_evaluated,
+                "reused": record.tokens_reused,
+                "generated": record.generated_tokens,
+            }
+        if self._runtime.services is not None:
+            line["model_sha256"] = self._runtime.services.engine.identity.model.sha256[:12]
+        if record.raw_body is not None:
+            line["raw_body"] = record.raw_body
+        return line

@@ -1,0 +1,28 @@
+"""Embeddings, where the model gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from steelyard_runtime.contracts import embeddings as contract
+from steelyard_runtime.http.body import beside_the_loop
+from steelyard_runtime.http.caller import caller_of
+from steelyard_runtime.http.disconnect import while_connected
+from steelyard_runtime.http.record import record_of
+from steelyard_runtime.http.responses import Json
+from steelyard_runtime.http.routes.common import runtime_of
+
+
+async def embed(request: Request, body: Any) -> Response:
+    """One vector per text, in order."""
+    record = record_of(request)
+    record.contract, record.shape = contract.NAME, contract.error
+    wanted = await beside_the_loop(request, contract.decode, body)
+    service = runtime_of(request).require().embeddings
+    result = await while_connected(request, service.embed(wanted, caller=caller_of(request.headers)))
+    record.prompt_sha256 += result.prompt_sha256
+    record.tokens_prompt = record.tokens_evaluated = result.prompt_tokens
+    return Json(contract.encode(wanted, result))

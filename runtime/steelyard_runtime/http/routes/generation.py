@@ -1,0 +1,94 @@
+"""Chats and completions: whole, or as a stream of events."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from steelyard_runtime.contracts import chat as chat_contract
+from steelyard_runtime.contracts import completions as completions_contract
+from steelyard_runtime.engine.interface import Delta, Done, Finished
+from steelyard_runtime.errors import Problem
+from steelyard_runtime.generation import GenerationRequest
+from steelyard_runtime.http.body import beside_the_loop
+from steelyard_runtime.http.caller import caller_of
+from steelyard_runtime.http.disconnect import while_connected
+from steelyard_runtime.http.record import RequestRecord, record_of
+from steelyard_runtime.http.responses import EventStream, Json
+from steelyard_runtime.http.routes.common import Handler, runtime_of
+from steelyard_runtime.services.chat import ChatService, Generation, server_sent_events
+
+# How much longer than the deadline a stream may take to be read.
+READING_S = 30.0
+
+
+def generating(codec: ModuleType) -> Handler:
+    """A handler for ``codec``, a module of ``contracts`` that has ``Chunks`` for streams."""
+
+    async def handle(request: Request, body: Any) -> Response:
+        record = record_of(request)
+        record.contract, record.shape = codec.NAME, codec.error
+        caller = caller_of(request.headers)
+        settings = runtime_of(request).settings
+        wanted: GenerationRequest = await beside_the_loop(request, codec.decode, body, max_choices=settings.max_choices)
+        service = runtime_of(request).require().chat
+        if not wanted.stream:
+            reply, head = await while_connected(request, service.answer(wanted, caller=caller))
+            record.prompt_sha256.append(head.prompt_sha256)
+            _note_done(record, reply.done)
+            return Json(codec.encode(reply, head=head))
+        # Nothing is sent before the engine has begun, so that a refusal is a status and not an event.
+        generation = await while_connected(request, _begun(service, wanted, caller=caller))
+        record.prompt_sha256.append(generation.head.prompt_sha256)
+        chunks = codec.Chunks(generation.head, n=wanted.n, include_usage=wanted.include_usage)
+        events = server_sent_events(_Noted(generation, record), chunks)
+        return EventStream(events, longest_s=settings.stream_deadline_s + READING_S)
+
+    return handle
+
+
+async def _begun(service: ChatService, wanted: GenerationRequest, *, caller: str) -> Generation:
+    generation = await service.start(wanted, caller=caller)
+    await generation.ready()
+    return generation
+
+
+class _Noted:
+    """A ``Generation`` whose end is noted in the request's record."""
+
+    def __init__(self, generation: Generation, record: RequestRecord) -> None:
+        self._generation = generation
+        self._record = record
+
+    async def __aenter__(self) -> _Noted:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._generation.cancel()
+
+    def __aiter__(self) -> _Noted:
+        return self
+
+    async def __anext__(self) -> Delta | Finished | Done:
+        try:
+            event = await anext(self._generation)
+        except Problem as problem:
+            self._record.outcome = problem.kind.value
+            raise
+        if isinstance(event, Done):
+            _note_done(self._record, event)
+        return event
+
+
+def _note_done(record: RequestRecord, done: Done) -> None:
+    record.add_tokens(done.tokens)
+    record.generated_tokens += done.generated_tokens
+    record.queue_ms = done.queue_ms
+    record.engine_ms = done.prefill_ms + done.generate_ms
+
+
+chat = generating(chat_contract)
+complete = generating(completions_contract)

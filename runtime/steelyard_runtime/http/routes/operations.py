@@ -1,0 +1,73 @@
+"""For whoever runs the server: readiness, metrics, identity, models, Batch Transform's parameters, the API document."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.http.observability.metrics import CONTENT_TYPE, Metrics
+from steelyard_runtime.http.responses import Json
+from steelyard_runtime.http.routes.common import runtime_of
+from steelyard_runtime.http.runtime import LOADING_RETRY_MS
+
+# MaxConcurrentTransforms times MaxPayloadInMB may not exceed this. [SageMaker: CreateTransformJob]
+_TRANSFORM_TOTAL_MB = 100
+
+
+async def ping(request: Request) -> Response:
+    """200 when requests will be answered, else 503 with the reason. Waits for nothing."""
+    _require_ready(request)
+    return Json({"status": "ready"})
+
+
+async def health(request: Request) -> Response:
+    """Like ``ping``, with the engine's counters."""
+    _require_ready(request)
+    services = runtime_of(request).require()
+    return Json({"status": "ready", "counters": asdict(services.engine.counters)})
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus metrics; also while the model is loading."""
+    collected: Metrics = request.app.state.metrics
+    return Response(collected.render(), headers={"content-type": CONTENT_TYPE})
+
+
+async def identity(request: Request) -> Response:
+    """Everything that an answer depends on besides the request."""
+    return Json(runtime_of(request).require().identity.full())
+
+
+async def models(request: Request) -> Response:
+    """The one model, in System One's shape and OpenAI's at once."""
+    served = runtime_of(request).require()
+    name, description = served.identity.model_id, served.engine.identity.model.description
+    return Json(
+        {
+            "object": "list",
+            "data": [{"id": name, "object": "model", "created": served.identity.created, "owned_by": "steelyard"}],
+            "models": [{"name": name, "description": description, "release_date": served.identity.release_date}],
+        }
+    )
+
+
+async def execution_parameters(request: Request) -> Response:
+    """What Batch Transform should send: single records, no larger than a body may be."""
+    settings = runtime_of(request).settings
+    payload_mb = min(_TRANSFORM_TOTAL_MB, max(1, settings.max_body_bytes >> 20))
+    concurrent = max(1, min(settings.chats + 1, settings.queue_limit, _TRANSFORM_TOTAL_MB // payload_mb))
+    return Json({"MaxConcurrentTransforms": concurrent, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": payload_mb})
+
+
+async def openapi(request: Request) -> Response:
+    """This API's OpenAPI document."""
+    return Json(request.app.state.openapi)
+
+
+def _require_ready(request: Request) -> None:
+    state = runtime_of(request).health()
+    if not state.ready:
+        raise Problem(Kind.NOT_READY, f"Not ready: {state.reason}.", retry_after_ms=LOADING_RETRY_MS)

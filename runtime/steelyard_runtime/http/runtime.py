@@ -1,0 +1,83 @@
+"""What the routes work with: the settings, and the services once the model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steelyard_runtime.chat_template import ChatTemplate
+from steelyard_runtime.engine.interface import Engine, Health
+from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.identity import Identity, identify
+from steelyard_runtime.services.chat import ChatService
+from steelyard_runtime.services.decisions import DecisionService
+from steelyard_runtime.services.embeddings import EmbeddingService
+from steelyard_runtime.settings import Settings
+
+LOADING_RETRY_MS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Everything that needs a loaded model."""
+
+    engine: Engine
+    identity: Identity
+    decisions: DecisionService
+    chat: ChatService
+    embeddings: EmbeddingService
+
+
+@dataclass(slots=True, kw_only=True)
+class Runtime:
+    """One server's settings and services.
+
+    Attributes:
+        settings: The settings of this process.
+        services: None until the model is loaded; the socket listens earlier, so that ``/ping`` can say why not yet.
+        reason: Why there are no services yet, for ``/ping`` and for refusals.
+    """
+
+    settings: Settings
+    services: Services | None = None
+    reason: str = "the model is loading"
+
+    def require(self) -> Services:
+        """The services.
+
+        Raises:
+            Problem: ``not_ready`` while the model is loading.
+        """
+        if self.services is None:
+            raise Problem(Kind.NOT_READY, f"The server is not ready: {self.reason}.", retry_after_ms=LOADING_RETRY_MS)
+        return self.services
+
+    def health(self) -> Health:
+        """The engine's health; not ready, with the reason, while there is no engine."""
+        if self.services is None:
+            return Health(ready=False, reason=self.reason)
+        return self.services.engine.health()
+
+
+def build_services(settings: Settings, engine: Engine) -> Services:
+    """The services over a running engine.
+
+    Raises:
+        ValueError: The model cannot serve decisions at all.
+        BadTemplate: The model's chat template does not compile.
+    """
+    model = engine.identity.model
+    template = ChatTemplate(model.chat_template, bos_text=model.bos_text, eos_text=model.eos_text)
+    decisions = DecisionService(engine, settings, template)
+    identity = identify(
+        engine.identity,
+        model_id=settings.model_id,
+        template=(template.name, template.sha256),
+        slots=len(decisions.slots),
+    )
+    return Services(
+        engine=engine,
+        identity=identity,
+        decisions=decisions,
+        chat=ChatService(engine, settings, identity, template),
+        embeddings=EmbeddingService(engine, settings, identity),
+    )

@@ -1,0 +1,229 @@
+"""The process: it listens at once, loads the model meanwhile, and ends with an honest answer to everybody.
+
+``python -m steelyard_runtime.http.serve`` runs it with settings from ``STEELYARD_*`` and ``STEELYARD_CONFIG``.
+
+Exit status: 0 after SIGTERM or Ctrl-C; 1 when the address is taken, the engine does not start, or dies while serving;
+2 when a setting is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from structlog.typing import FilteringBoundLogger
+
+from steelyard_runtime.http.app import create_app
+from steelyard_runtime.http.observability.logs import describe_exception, forward_standard_logging, make_log
+from steelyard_runtime.http.protocol import Protocol
+from steelyard_runtime.http.runtime import Runtime, Services, build_services
+from steelyard_runtime.settings import Settings, SettingsError, load_settings
+
+STOPPED = 0
+FAILED = 1
+WRONG_SETTINGS = 2
+
+MAX_HEADER_BYTES = 32 << 10
+BACKLOG = 2048
+# Longer than the idle time-out of a load balancer (60 s), so that it and not we closes idle connections.
+KEEP_ALIVE_S = 75
+# The engine asks Python at every node of a chat's decode whether a decision waits. A busy event loop would keep each of
+# these questions waiting for Python's default of 5 ms.
+SWITCH_S = 0.0005
+HEALTH_CHECK_S = 0.5
+DEAD_ENGINE_GRACE_S = 5.0
+
+
+def serve(settings: Settings) -> int:
+    """Serve until told to stop, or until the engine is no more.
+
+    Returns:
+        The process's exit status, see the module's text.
+    """
+    log = make_log(settings)
+    forward_standard_logging(log, settings)
+    sys.setswitchinterval(SWITCH_S)
+    process = _Process(settings, log)
+    status = asyncio.run(process.run())
+    log.info("stopped", status=status)
+    if process.loading:
+        # A library's destructors must not run under a thread that is still loading a model with it.
+        sys.stdout.flush()
+        os._exit(status)
+    return status
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling: it would raise the signal again, and the status would not be ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class _Process:
+    def __init__(self, settings: Settings, log: FilteringBoundLogger) -> None:
+        self._settings = settings
+        self._log = log
+        self._runtime = Runtime(settings=settings)
+        self._stop = asyncio.Event()
+        self._loader: threading.Thread | None = None
+        self._server = _Server(
+            uvicorn.Config(
+                create_app(self._runtime, log=log),
+                http=Protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=math.ceil(settings.drain_s),
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            )
+        )
+
+    @property
+    def loading(self) -> bool:
+        """Whether the engine is still being started."""
+        return self._loader is not None and self._loader.is_alive()
+
+    async def run(self) -> int:
+        """Everything from binding the address to the exit status."""
+        try:
+            listener = self._listen()
+        except (OSError, TypeError) as error:  # TypeError: Python's for names that the DNS cannot hold, such as é..b
+            where = f"{self._settings.host}:{self._settings.port}"
+            reason = (isinstance(error, OSError) and error.strerror) or error
+            self._log.error("not_listening", reason=f"Cannot listen on {where}: {reason}.")
+            return FAILED
+        self._take_signals()
+        serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        status = await self._supervise(listener)
+        self._server.should_exit = True
+        closing = asyncio.create_task(self._close_engine(status))
+        await serving
+        await closing
+        return status
+
+    def _listen(self) -> socket.socket:
+        host, port = self._settings.host, self._settings.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener.setblocking(False)
+        return listener
+
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            # Asked twice: nobody is interested in the rest any more.
+            self._log.warning("stopping_now", signal=number.name)
+            sys.stdout.flush()
+            os._exit(FAILED)
+        self._log.info("stopping", signal=number.name, drain_s=self._settings.drain_s)
+        self._stop.set()
+
+    async def _supervise(self, listener: socket.socket) -> int:
+        """Start the engine, watch it, and say with which status to end."""
+        host, port = listener.getsockname()[:2]
+        name = f"[{host}]" if ":" in host else host
+        while not self._server.started:
+            await asyncio.sleep(0.005)
+        self._log.info("listening", url=f"http://{name}:{port}", model=self._settings.model)
+        stop = asyncio.create_task(self._stop.wait())
+        started = self._start_engine()
+        try:
+            first: list[asyncio.Future[Any]] = [stop, started]
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if not started.done():
+                return STOPPED
+            services = started.result()
+            if services is None:
+                return FAILED
+            self._runtime.services = services
+            self._log.info("ready", url=f"http://{name}:{port}", **services.identity.summary())
+            return await self._watch(services, stop)
+        finally:
+            stop.cancel()
+
+    def _start_engine(self) -> asyncio.Future[Services | None]:
+        """Start the engine on a thread of its own; the result is None when it failed, which has been logged then."""
+        loop = asyncio.get_running_loop()
+        started: asyncio.Future[Services | None] = loop.create_future()
+
+        def start() -> None:
+            services = self._load()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: stopped while loading
+                loop.call_soon_threadsafe(lambda: None if started.done() else started.set_result(services))
+
+        self._loader = threading.Thread(target=start, name="engine-start", daemon=True)
+        self._loader.start()
+        return started
+
+    def _load(self) -> Services | None:
+        # Imported here so that the socket listens before llama.cpp's libraries are loaded.
+        try:
+            from steelyard_runtime.engine.start import EngineStartError, start_engine
+        except ImportError as error:
+            self._runtime.reason = "llama.cpp could not be loaded"
+            self._log.error("start_failed", reason=str(error))
+            return None
+        try:
+            return build_services(self._settings, start_engine(self._settings))
+        except EngineStartError as error:
+            self._runtime.reason = "the model could not be loaded"
+            self._log.error("start_failed", reason=str(error))
+        except Exception as error:
+            self._runtime.reason = "the model could not be loaded"
+            self._log.error("start_failed", reason=str(error), **describe_exception(error, self._settings))
+        return None
+
+    async def _watch(self, services: Services, stop: asyncio.Task[bool]) -> int:
+        while not stop.done():
+            health = services.engine.health()
+            if health.dead:
+                self._log.error("engine_died", reason=health.reason)
+                return FAILED
+            await asyncio.wait({stop}, timeout=HEALTH_CHECK_S)
+        return STOPPED
+
+    async def _close_engine(self, status: int) -> None:
+        """Let accepted work finish; what is left shortly before the end is failed, while there is time to say so."""
+        services = self._runtime.services
+        if services is None:
+            self._runtime.reason = "the server is stopping"
+            return
+        drain_s = self._settings.drain_s if status == STOPPED else min(DEAD_ENGINE_GRACE_S, self._settings.drain_s)
+        services.engine.start_draining()
+        await asyncio.to_thread(services.engine.close, timeout_s=drain_s - min(3.0, drain_s / 2))
+
+
+def main() -> int:
+    """Serve with the settings of the environment."""
+    config = os.environ.get("STEELYARD_CONFIG")
+    try:
+        settings = load_settings(config=Path(config) if config else None)
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return WRONG_SETTINGS
+    return serve(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

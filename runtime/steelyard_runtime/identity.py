@@ -1,0 +1,120 @@
+"""What every answer says about who gave it: model file, llama.cpp, hardware, prompt; by hashes, to be checked."""
+
+from __future__ import annotations
+
+import functools
+import math
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steelyard_runtime import __version__
+from steelyard_runtime.engine.interface import EngineIdentity
+from steelyard_runtime.scoring import prompt, readout
+
+CATALOGUE_SUFFIX = ".gguf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Identity of one server process.
+
+    Attributes:
+        model_id: The name reported to callers.
+        engine: The engine's part.
+        template: ``"model"`` or ``"plain"``, and its sha256.
+        slots: Options that one question may have on this model.
+        created: Unix time of the model file.
+    """
+
+    model_id: str
+    engine: EngineIdentity
+    template: tuple[str, str]
+    slots: int
+    created: int
+
+    @property
+    def release_date(self) -> str:
+        """Date of the model file, ``YYYY-MM-DD``."""
+        return time.strftime("%Y-%m-%d", time.gmtime(self.created))
+
+    def summary(self) -> dict[str, Any]:
+        """The part that goes into every answer, JSON-ready."""
+        return {
+            "id": self.model_id,
+            "sha256": self.engine.model.sha256,
+            "llama_cpp": self.engine.llama_cpp,
+            "binding": self.engine.binding,
+            "runtime": f"steelyard {__version__}",
+            "hardware": hardware(),
+            "device": self.engine.device,
+            "threads": self.engine.threads,
+            "prompt_versions": dict(prompt.VERSIONS),
+            "exact": self.engine.probe.exact,
+        }
+
+    def full(self) -> dict[str, Any]:
+        """Everything, for ``GET /v1/identity``."""
+        model, probe = self.engine.model, self.engine.probe
+        return {
+            **self.summary(),
+            "model": {
+                "file": model.file_name,
+                "size_bytes": model.size_bytes,
+                "sha256": model.sha256,
+                "architecture": model.architecture,
+                "description": model.description,
+                "parameters": model.parameters,
+                "vocabulary": model.vocabulary,
+                "trained_context_tokens": model.trained_context,
+                "pooling": model.pooling,
+            },
+            "prompt": {
+                "versions": dict(prompt.VERSIONS),
+                "readout": readout.NAME,
+                "template": self.template[0],
+                "template_sha256": self.template[1],
+                "option_slots": self.slots,
+            },
+            "engine": {
+                "llama_cpp": self.engine.llama_cpp,
+                "binding": self.engine.binding,
+                "system_info": self.engine.system_info,
+                "device": self.engine.device,
+                "gpu_layers": self.engine.gpu_layers,
+                "threads": self.engine.threads,
+                "context_tokens": model.context_tokens,
+                "sequences": self.engine.sequences,
+                "batch_tokens": self.engine.batch_tokens,
+            },
+            "exactness": {
+                "memory": probe.memory,
+                "prefix_sharing": probe.prefix_sharing,
+                "exact": probe.exact,
+                "noise_floor_logits": None if math.isnan(probe.noise_floor) else probe.noise_floor,
+                "comparisons": probe.comparisons,
+                "note": probe.note,
+            },
+        }
+
+
+@functools.cache
+def hardware() -> str:
+    """The processor's name, or its architecture where no name can be read."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{platform.machine()} {line.split(':', 1)[1].strip()}"
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def identify(engine: EngineIdentity, *, model_id: str | None, template: tuple[str, str], slots: int) -> Identity:
+    """The identity of a running engine; without ``model_id`` the file's name stands in."""
+    path = Path(engine.model.path)
+    name = model_id or path.name.removesuffix(CATALOGUE_SUFFIX)
+    created = int(path.stat().st_mtime) if path.exists() else 0
+    return Identity(model_id=name, engine=engine, template=template, slots=slots, created=created)

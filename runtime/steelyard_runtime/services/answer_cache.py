@@ -1,0 +1,42 @@
+"""Answers that were given before, to be given again to exactly the same prompt. Off unless it is asked for."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from steelyard_runtime.decision import Answer
+
+
+class AnswerCache:
+    """The answers used last, by the hash of their prompts and by caller. For the event loop's thread only.
+
+    Identity is not part of the key: a process has one model, one build, one set of settings, and its cache ends with
+    it. The number of options is: callers' texts could make two numbers of options look the same.
+
+    Args:
+        entries: Answers to keep; 0 keeps none.
+    """
+
+    def __init__(self, entries: int) -> None:
+        self._entries = entries
+        self._kept: OrderedDict[tuple[str, str, int], Answer] = OrderedDict()
+
+    def get(self, prompt_sha256: str, *, options: int, caller: str) -> Answer | None:
+        """The answer to this prompt; marks it as used."""
+        key = caller, prompt_sha256, options
+        if (answer := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+        return answer
+
+    def put(self, prompt_sha256: str, answer: Answer, *, caller: str) -> None:
+        """Keep an answer; the one that was used longest ago leaves when there are too many."""
+        if not self._entries:
+            return
+        key = caller, prompt_sha256, len(answer.probabilities)
+        self._kept[key] = answer
+        self._kept.move_to_end(key)
+        while len(self._kept) > self._entries:
+            self._kept.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._kept)

@@ -1,0 +1,137 @@
+"""Decisions, from the internal request to the internal answers: prompt, tokens, budget, engine, readout."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+
+from steelyard_runtime.chat_template import ChatTemplate
+from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Question, Timing, TokenCounts
+from steelyard_runtime.engine.interface import Engine, Score, ScoreJob, ScorePrompt, Segment
+from steelyard_runtime.errors import Kind, Problem, over_budget
+from steelyard_runtime.scoring import prompt, readout
+from steelyard_runtime.scoring.slots import Slots, derive
+from steelyard_runtime.services.answer_cache import AnswerCache
+from steelyard_runtime.services.prompts import prompt_sha256
+from steelyard_runtime.services.waiting import answered
+from steelyard_runtime.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """One question, ready to be scored."""
+
+    prompt: ScorePrompt
+    layout: Layout
+    slots: tuple[int, ...]
+    sha256: str
+
+
+class DecisionService:
+    """Answers decisions with one engine.
+
+    Args:
+        engine: The engine; its vocabulary decides the answer slots, once.
+        settings: Limits and the deadline.
+        template: The model's chat template.
+
+    Raises:
+        ValueError: The model's vocabulary has no usable answer slots.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings, template: ChatTemplate) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._frame = prompt.frame(template)
+        self._instructions = Segment(tuple(engine.encode(self._frame.before, start=True)))
+        self._cache = AnswerCache(settings.answer_cache_entries)
+        self.slots: Slots = derive(
+            lambda pieces: engine.encode(pieces, start=False),
+            after=self._frame.after,
+            prefix=self._frame.slot_prefix,
+            wanted=settings.max_options,
+        )
+
+    async def decide(self, request: DecisionRequest, *, caller: str = "") -> list[Answer]:
+        """One answer per question, in order.
+
+        Args:
+            request: The questions.
+            caller: Who asks; see ``ScoreJob``.
+
+        Raises:
+            Problem: Over budget, more options than the model has slots, busy, too late, or the engine failed.
+        """
+        began = time.monotonic()
+        prepared = await asyncio.to_thread(self._prepare, request)
+        kept = [self._cache.get(each.sha256, options=len(each.slots), caller=caller) for each in prepared]
+        missing = tuple(each.prompt for each, answer in zip(prepared, kept, strict=True) if answer is None)
+        scores: list[Score] = []
+        if missing:
+            job = ScoreJob(prompts=missing, deadline=began + self._settings.deadline_s, caller=caller)
+            scores = await answered(self._engine.submit_score(job), deadline=job.deadline)
+        elapsed_ms = (time.monotonic() - began) * 1000
+        coming = iter(scores)
+        answers = []
+        for each, answer in zip(prepared, kept, strict=True):
+            if answer is None:
+                answer = self._answer(next(coming), each, total_ms=elapsed_ms)
+                self._cache.put(each.sha256, answer, caller=caller)
+            else:
+                answer = _given_again(answer, total_ms=elapsed_ms)
+            answers.append(answer)
+        return answers
+
+    def _prepare(self, request: DecisionRequest) -> list[_Prepared]:
+        for index, question in enumerate(request.questions):
+            if len(question.options) > len(self.slots):
+                raise Problem(
+                    Kind.INVALID,
+                    f"question {index} has {len(question.options)} options; "
+                    f"this model's vocabulary has slots for {len(self.slots)}",
+                )
+        layout = request.layout or self._settings.layout
+        prepared = [self._prompt(request.state, question, layout) for question in request.questions]
+        allowed = self._engine.identity.model.context_tokens
+        if (longest := max(len(each.prompt) for each in prepared)) > allowed:
+            raise over_budget(counted=longest, allowed=allowed)
+        return prepared
+
+    def _prompt(self, state: str, question: Question, layout: Layout) -> _Prepared:
+        count = len(question.options)
+        parts = prompt.parts(
+            layout, state=state, question=question, labels=self.slots.labels[:count], prompt_frame=self._frame
+        )
+        first = Segment(tuple(self._engine.encode(parts.shared, start=False)), private=layout == "state-first")
+        rest = tuple(self._engine.encode(parts.rest, start=False))
+        return _Prepared(
+            ScorePrompt(shared=(self._instructions, first), tail=rest),
+            layout,
+            self.slots.token_ids[:count],
+            prompt_sha256([*self._instructions.tokens, *first.tokens, *rest]),
+        )
+
+    def _answer(self, score: Score, prepared: _Prepared, *, total_ms: float) -> Answer:
+        try:
+            read = readout.read(score.logits, prepared.slots)
+        except ValueError as error:
+            raise Problem(Kind.ENGINE_FAILED, f"{error}; the model file may be damaged") from error
+        return Answer(
+            probabilities=read.probabilities,
+            logits=read.logits,
+            slot_token_ids=prepared.slots,
+            slot_mass=read.slot_mass,
+            entropy=read.entropy,
+            prompt_sha256=prepared.sha256,
+            prompt_version=prompt.VERSIONS[prepared.layout],
+            readout=readout.NAME,
+            tokens=score.tokens,
+            timing=Timing(queue_ms=score.queue_ms, engine_ms=score.engine_ms, total_ms=total_ms),
+        )
+
+
+def _given_again(answer: Answer, *, total_ms: float) -> Answer:
+    """A kept answer, as it is told to the next one who asks."""
+    tokens = TokenCounts(prompt=answer.tokens.prompt, evaluated=0, reused=answer.tokens.prompt)
+    return replace(answer, cached=True, tokens=tokens, timing=Timing(queue_ms=0.0, engine_ms=0.0, total_ms=total_ms))

@@ -1,0 +1,58 @@
+"""``steelyard cloud``: a local AWS cloud on this machine."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steelyard import console, local_cloud
+from steelyard.exit_codes import ExitCode
+
+app = typer.Typer(help="A local AWS cloud on this machine: start, look, use, stop.", no_args_is_help=True)
+
+Home = Annotated[Path, typer.Option("--home", envvar="STEELYARD_CLOUD", help="Folder of the local cloud.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free one.")]
+
+
+@app.command("start")
+def start(*, home: Home = local_cloud.HOME, port: Port = 0) -> None:
+    """Start an empty local cloud, which runs on after this command."""
+    if (details := local_cloud.running(home)) is None:
+        details = local_cloud.start(home, port=port)
+    else:
+        console.note("it runs already")
+    console.out.print(details.url, highlight=False, markup=False)
+
+
+@app.command("status")
+def status(*, home: Home = local_cloud.HOME) -> None:
+    """Say where the local cloud is and which endpoints run in it. Exit code 1 when none runs."""
+    if (details := local_cloud.running(home)) is None:
+        console.out.print(f"no local cloud runs in {home}", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(ExitCode.FAILED)
+    endpoints = len(local_cloud.package().endpoint_processes(home))
+    facts = (
+        f"{details.url}, account {details.account}, region {details.region}, process {details.pid}",
+        f"{endpoints} endpoint process{'' if endpoints == 1 else 'es'}",
+        f"certificate authority {details.ca_bundle}",
+        f"logs {home / 'emulator.log'} and {home / 'logs'}",
+    )
+    console.out.print("\n".join(facts), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command("env")
+def env(*, home: Home = local_cloud.HOME) -> None:
+    """Print the variables that send the AWS CLI, boto3 and the CDK to the local cloud, for: eval "$(... env)"."""
+    for name, value in local_cloud.require(home).environment().items():
+        sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
+
+
+@app.command("stop")
+def stop(*, home: Home = local_cloud.HOME) -> None:
+    """Stop the local cloud, and remove its folder. Everything in it is gone."""
+    ran = local_cloud.stop(home)
+    console.note(f"the local cloud in {home} has stopped" if ran else f"no local cloud ran in {home}")

@@ -1,0 +1,84 @@
+"""``steelyard invoke``: ask a deployed endpoint through boto3, on AWS or in the local cloud."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from steelyard.aws import Aws, deployed_endpoint
+from steelyard.commands import chat, decide
+from steelyard.commands.release import EnvironmentName
+from steelyard.decision_file import usage
+from steelyard.endpoint_client import EndpointClient
+from steelyard.environment import DEFAULT, load_environment
+
+
+def command(
+    endpoint: Annotated[str, typer.Argument(help="Name of the endpoint in the environment file.")],
+    request: Annotated[
+        str | None,
+        typer.Argument(
+            help="For decisions: a JSON file with a decision or a list of them. For chat: the message. - reads it from "
+            "standard input.",
+        ),
+    ] = None,
+    *,
+    env: EnvironmentName = DEFAULT,
+    kind: Annotated[
+        Literal["chat", "decision"] | None,
+        typer.Option("--kind", help="What to ask for. Unless given, the stack is asked, which takes a right to do so."),
+    ] = None,
+    state: decide.StateText = None,
+    state_file: decide.StateFile = None,
+    question: decide.Question = None,
+    option: decide.Options = None,
+    system: chat.System = None,
+    max_tokens: chat.MaxTokens = None,
+    temperature: chat.Temperature = None,
+    seed: chat.Seed = None,
+    timeout: decide.Timeout = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+) -> None:
+    """Ask a deployed endpoint for decisions, or chat with it.
+
+    Credentials, profile and endpoint are boto3's: AWS_PROFILE for AWS; for the local cloud: eval "$(steelyard cloud
+    env)".
+    """
+    environment = load_environment(env)
+    aws = Aws(environment.region)
+    if kind is None:
+        found = deployed_endpoint(aws, environment, endpoint)
+        name, kind = found.name, found.kind
+    else:
+        name = environment.endpoint_name(endpoint)
+    client = EndpointClient(name, runtime=aws.runtime(timeout), timeout_s=timeout)
+    for_decisions = {"--state": state, "--state-file": state_file, "--question": question, "--option": option}
+    for_chat = {"--system": system, "--max-tokens": max_tokens, "--temperature": temperature, "--seed": seed}
+    if kind == "decision":
+        _refuse(for_chat, "chat", endpoint)
+        file = None if request is None else Path(request)
+        body = decide.body_from(file, state=state, state_file=state_file, question=question, option=option)
+        decide.answer(client, body, as_json=as_json)
+        return
+    _refuse(for_decisions, "decisions", endpoint)
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": _message(request)})
+    options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    given = {name: value for name, value in options.items() if value is not None}
+    chat.answer(client, messages, given, as_json=as_json)
+
+
+def _refuse(flags: dict[str, Any], contract: str, endpoint: str) -> None:
+    if given := [name for name, value in flags.items() if value not in (None, [])]:
+        raise usage(f"{', '.join(given)}: for {contract}, and {endpoint!r} is asked for something else")
+
+
+def _message(request: str | None) -> str:
+    if request == "-" or (request is None and not sys.stdin.isatty()):
+        return sys.stdin.read()
+    if request is None:
+        raise usage("there is no message", "Write it behind the endpoint's name, or on standard input.")
+    return request

@@ -1,0 +1,265 @@
+"""``steelyard release``: build what is deployed, look at it, compare it, check that it is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from steelyard import console, deployment
+from steelyard.aws import Aws
+from steelyard.build_log import build_log
+from steelyard.cdk import Cdk
+from steelyard.environment import DEFAULT, load_environment
+from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.models.storage import human_size
+from steelyard.releases.bases import FILE, load_bases
+from steelyard.releases.build import Order, build_release
+from steelyard.releases.checks import Finding, State, findings
+from steelyard.releases.difference import Change, changes
+from steelyard.releases.manifest import FOLDER, SAMPLE, Release, load_release, release_names
+from steelyard.releases.plan import plan_for
+from steelyard.releases.source import read_checkout
+from steelyard_constructs.hardware import Hardware
+
+app = typer.Typer(no_args_is_help=True, help="What is deployed: build it, look at it, compare it, check it.")
+
+EnvironmentName = Annotated[str, typer.Option("--env", help="Name of a file in environments/.")]
+Reference = Annotated[str, typer.Argument(help="Id of a release, its first digits, or a path ending in .json.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+BasesFile = Annotated[Path, typer.Option("--bases", help="File of the containers that images are built on.")]
+AllowDirty = Annotated[bool, typer.Option("--allow-dirty", help="Also from changes that no commit has; it says so.")]
+AllowCritical = Annotated[
+    bool, typer.Option("--allow-critical", help="Accept critical findings of our images' scan; the release says so.")
+]
+
+_SIGNS = {State.OK: ("ok", "green"), State.MISSING: ("missing", "bold red"), State.DIFFERS: ("differs", "bold red")}
+
+
+@app.command("build")
+def build(
+    *,
+    env: EnvironmentName = DEFAULT,
+    local: Annotated[bool, typer.Option("--local", help="Run the builds on this machine, not in CodeBuild.")] = False,
+    model: Annotated[list[str] | None, typer.Option("--model", help="ROLE=NAME: the model of a role.")] = None,
+    image: Annotated[list[Hardware] | None, typer.Option("--image", help="Build for this hardware too.")] = None,
+    bases: BasesFile = FILE,
+    allow_dirty: AllowDirty = False,
+    allow_critical: AllowCritical = False,
+    note: Annotated[str | None, typer.Option("--note", help="What a person should know about it.")] = None,
+    to: Annotated[Path, typer.Option("--to", help="Folder that the manifest is written to.")] = FOLDER,
+    stacks: Annotated[
+        bool, typer.Option("--stacks/--no-stacks", help="Deploy the bucket, the registry and the projects first.")
+    ] = True,
+) -> None:
+    """Build the models and images that an environment's endpoints need, and write a release of them.
+
+    CodeBuild builds in the account of your credentials; this follows its logs. What was built before from the same
+    source is not built again, and after Ctrl-C the builds go on: run it again to follow them. The release is written
+    when all that it names has been found in S3 and ECR.
+    """
+    environment = load_environment(env)
+    plan = plan_for(environment, models=dict(map(_role, model or ())), images=image or ())
+    # Before the stacks: a source that is refused must not have become that of the projects.
+    checkout = read_checkout(allow_dirty=allow_dirty)
+    aws = Aws(environment.region)
+    if stacks:
+        cdk = Cdk(environment=env, release=SAMPLE, bases=bases.resolve())
+        bucket = deployment.prepare(aws, environment, cdk, step)
+    else:
+        bucket = deployment.artifact_bucket(aws, environment)
+    order = Order(
+        environment=environment,
+        bucket=bucket,
+        plan=plan,
+        bases=load_bases(bases),
+        checkout=checkout,
+        note=note,
+        allow_critical=allow_critical,
+    )
+    release, path = make(aws, order, here=local, to=to)
+    console.out.print(contents(release))
+    console.out.print(Text(f"written to {path}"), soft_wrap=True)
+    console.note(f"next: commit it; steelyard up --env {env} --release {release.id}")
+
+
+def make(aws: Aws, order: Order, *, here: bool, to: Path = FOLDER) -> tuple[Release, Path]:
+    """Build a release and show the builds while they run.
+
+    Raises:
+        CommandError: The projects have other source than the checkout, a build failed, or what it made is not there.
+    """
+    where = "on this machine" if here else "in CodeBuild"
+    parts = [*sorted(set(order.plan.models.values())), *(f"the image for {each.value}" for each in order.plan.images)]
+    step(f"{', '.join(parts)}: built {where}, from commit {order.checkout.source.commit[:12]}")
+    with build_log() as log:
+        return build_release(aws, order, log, here=here, folder=to, say=console.note)
+
+
+def step(text: str) -> None:
+    """Head what follows."""
+    console.err.print(Rule(Text(text), align="left"))
+
+
+def _role(text: str) -> tuple[str, str]:
+    role, equals, name = text.partition("=")
+    if not role or not equals or not name:
+        raise CommandError(f"--model {text!r} is not ROLE=NAME, such as decision=qwen3.5-4b", code=ExitCode.USAGE)
+    return role, name
+
+
+@app.command("list")
+def list_releases(*, as_json: Json = False) -> None:
+    """List the releases of this checkout."""
+    releases = [load_release(name) for name in release_names()]
+    if as_json:
+        console.out.print_json(json.dumps([each.model_dump(mode="json") for each in releases]))
+        return
+    table = Table(show_edge=False)
+    for head in ("release", "built from", "models", "images", "note"):
+        table.add_column(head, overflow="fold")
+    for each in releases:
+        table.add_row(
+            Text(each.id),
+            Text(_origin(each)),
+            Text("\n".join(f"{role}: {model.name}" for role, model in each.models.items())),
+            Text("\n".join(f"{kind}: {', '.join(images)}" for kind, images in each.images.items())),
+            Text(each.note or ""),
+        )
+    console.out.print(table)
+
+
+@app.command("show")
+def show(release: Reference, *, as_json: Json = False) -> None:
+    """Show what a release consists of."""
+    found = load_release(release)
+    if as_json:
+        console.out.print_json(found.model_dump_json())
+        return
+    console.out.print(contents(found))
+
+
+@app.command("diff")
+def diff(before: Reference, after: Reference, *, as_json: Json = False) -> None:
+    """Show what changes from one release to another."""
+    old, new = load_release(before), load_release(after)
+    found = changes(old, new)
+    if as_json:
+        said = {"before": old.id, "after": new.id, "changes": [asdict(each) for each in found]}
+        console.out.print_json(json.dumps(said))
+        return
+    if not found:
+        console.out.print(Text(f"{old.id} and {new.id} are the same"), soft_wrap=True)
+        return
+    console.out.print(_change_table(found, old, new))
+
+
+@app.command("verify")
+def verify(
+    release: Reference,
+    *,
+    env: EnvironmentName = DEFAULT,
+    used: Annotated[bool, typer.Option("--used", help="Only what the environment's endpoints need.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every byte of every model again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check that all that a release names is in an environment's account, and is what the release says.
+
+    Exit code 1 when something is missing or differs.
+    """
+    environment, found = load_environment(env), load_release(release)
+    aws = Aws(environment.region)
+    bucket = deployment.artifact_bucket(aws, environment)
+    with console.err.status("looking") as status:
+        results = list(
+            findings(
+                aws,
+                environment,
+                found,
+                bucket=bucket,
+                used_only=used,
+                deep=deep,
+                tell=lambda what: status.update(f"looking at {what}"),
+            )
+        )
+    wrong = [each for each in results if each.state is not State.OK]
+    if as_json:
+        said = {
+            "release": found.id,
+            "environment": env,
+            "ok": not wrong,
+            "findings": [asdict(each) for each in results],
+        }
+        console.out.print_json(json.dumps(said))
+    else:
+        console.out.print(_finding_table(results))
+    if wrong:
+        raise CommandError(
+            f"{len(wrong)} of {len(results)} parts of release {found.id} are not in {env} as the release says",
+            hint="steelyard release build makes what is missing. What differs was changed by somebody: find out who.",
+        )
+    console.note(f"all {len(results)} parts of release {found.id} are in account {aws.account()}, as it says")
+
+
+def contents(release: Release) -> Table:
+    """A release as a table: a row for each of its parts."""
+    table = Table(title=Text(f"release {release.id}"), title_justify="left", title_style="bold", show_edge=False)
+    table.add_column("part", no_wrap=True)
+    table.add_column("what it is", overflow="fold")
+    table.add_column("hash", overflow="fold", style="dim")
+    table.add_row(Text("source"), Text(_origin(release)), "")
+    for role, model in release.models.items():
+        files = f"{len(model.files)} file{'s' if len(model.files) > 1 else ''}, {human_size(model.bytes)}"
+        table.add_row(Text(f"model {role}"), Text(f"{model.name}: {model.file}, {files}"), model.manifest_sha256)
+    for kind, images in release.images.items():
+        for hardware, image in images.items():
+            cuda = f", CUDA {image.cuda}" if image.cuda else ""
+            made = f", llama-cpp-python {image.build.binding} on {image.build.base_digest[:19]}" if image.build else ""
+            accepted = "; critical findings accepted" if image.build and image.build.critical_accepted else ""
+            said = f"{image.architecture.value}{cuda}, llama.cpp {image.llama_cpp}{made}{accepted}"
+            table.add_row(Text(f"image {kind} {hardware.value}"), Text(said), image.digest)
+    for name in ("prompts", "decision_contracts", "calibrations", "evaluation_reports"):
+        for part in getattr(release, name):
+            table.add_row(Text(f"{name.replace('_', ' ')[:-1]} {part.name}"), Text(part.version), part.sha256)
+    if release.note:
+        table.add_row(Text("note"), Text(release.note), "")
+    return table
+
+
+def _origin(release: Release) -> str:
+    if release.source is None:
+        return "a sample: its images stand for none"
+    return f"commit {release.source.commit[:12]}{' with changes that no commit has' if release.source.dirty else ''}"
+
+
+def _change_table(found: Sequence[Change], old: Release, new: Release) -> Table:
+    table = Table(show_edge=False)
+    table.add_column("part", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column(old.id, overflow="fold", style="red")
+    table.add_column(new.id, overflow="fold", style="green")
+    last = ""
+    for each in found:
+        part = "" if each.part == last else each.part
+        table.add_row(Text(part), Text(each.what), Text(each.before or "none"), Text(each.after or "none"))
+        last = each.part
+    return table
+
+
+def _finding_table(results: Sequence[Finding]) -> Table:
+    table = Table(show_edge=False)
+    table.add_column("part", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("what is wrong", overflow="fold")
+    signs: Mapping[State, tuple[str, str]] = _SIGNS
+    for each in results:
+        said, style = signs[each.state]
+        table.add_row(Text(each.item), Text(said, style=style), Text(each.detail))
+    return table

@@ -1,0 +1,55 @@
+"""``steelyard sweep``: remove what AWS makes again after an environment was destroyed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from steelyard import console, leftovers
+from steelyard.aws import Aws
+from steelyard.commands.release import EnvironmentName
+from steelyard.environment import DEFAULT, load_environment
+from steelyard.models.storage import human_size
+
+
+def command(
+    *,
+    env: EnvironmentName = DEFAULT,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them; without it they are only listed.")] = False,
+) -> None:
+    """List the log groups that AWS made again after this environment's stacks were destroyed, and remove them.
+
+    Only what is named like ours, belongs to no stack, and carries no tag of a stack that kept it on purpose.
+    """
+    environment = load_environment(env)
+    aws = Aws(environment.region)
+    groups = leftovers.log_groups(aws, environment)
+    if groups:
+        console.out.print(_table(groups))
+    left = [group for group in groups if group.kept_because is None]
+    if not left:
+        console.note(f"nothing of {env} is left over in account {aws.account()}, {aws.region}")
+        return
+    if not yes:
+        console.note(f"{len(left)} to remove; nothing was removed: add --yes")
+        return
+    for group in left:
+        leftovers.remove(aws, group)
+    console.note(f"{len(left)} removed")
+
+
+def _table(groups: list[leftovers.LogGroup]) -> Table:
+    table = Table(show_edge=False)
+    table.add_column("log group", overflow="fold")
+    table.add_column("size", justify="right")
+    table.add_column("", overflow="fold", style="dim")
+    for group in groups:
+        table.add_row(
+            Text(group.name),
+            human_size(group.bytes),
+            Text("left over" if group.kept_because is None else f"kept: {group.kept_because}"),
+        )
+    return table

@@ -1,0 +1,189 @@
+"""``steelyard up``: from nothing to answering endpoints. ``make run`` calls it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from steelyard import console, deployment, local_cloud
+from steelyard.aws import Aws, DeployedEndpoint, deployed_endpoint, stacks_of
+from steelyard.cdk import Cdk
+from steelyard.commands import examples
+from steelyard.commands.cloud import Home, Port
+from steelyard.commands.release import AllowCritical, AllowDirty, BasesFile, EnvironmentName, make, step
+from steelyard.endpoint_client import EndpointClient
+from steelyard.environment import DEFAULT, Environment, load_environment
+from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.releases.bases import FILE, load_bases
+from steelyard.releases.build import Order, matching_release
+from steelyard.releases.manifest import FOLDER, SAMPLE, Release, load_release
+from steelyard.releases.plan import Plan, plan_for
+from steelyard.releases.source import read_checkout, read_source
+from steelyard.supplies import FromCodeBuild, FromThisMachine
+
+EXAMPLE_S = 120.0
+
+ReleaseName = Annotated[
+    str | None, typer.Option("--release", help="Id of a release, its first digits, or a path ending in .json.")
+]
+Local = Annotated[bool, typer.Option("--local", help="In the local cloud instead of AWS.")]
+
+
+def command(
+    *,
+    env: EnvironmentName = DEFAULT,
+    release: ReleaseName = None,
+    local: Local = False,
+    build: Annotated[
+        bool, typer.Option("--build", help="With --local: build and run real images, as on AWS, instead of processes.")
+    ] = False,
+    bases: BasesFile = FILE,
+    allow_dirty: AllowDirty = False,
+    allow_critical: AllowCritical = False,
+    home: Home = local_cloud.HOME,
+    port: Port = 0,
+    ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask each endpoint an example at the end.")] = True,
+) -> None:
+    """Deploy an environment with the CDK, ask its endpoints an example each, and say where everything is.
+
+    In the AWS account of your credentials, where the release is built first when none is named and none was built from
+    this source. With --local all of it happens in a local cloud on this machine, which is started when none runs: with
+    the sample release, whose images are processes of this checkout, unless a release is named or --build is given.
+    """
+    began = time.monotonic()
+    if build and (release is not None or not local):
+        raise CommandError(
+            "--build is for --local without --release: on AWS a release is built when none is named",
+            code=ExitCode.USAGE,
+        )
+    environment = load_environment(env)
+    named = SAMPLE if release is None and local and not build else release
+    manifest = None if named is None else load_release(named)
+    plan = plan_for(environment) if manifest is None else None
+    cloud = None
+    if local and (cloud := local_cloud.running(home)) is None:
+        step("the local cloud")
+        cloud = local_cloud.start(home, port=port)
+    with local_cloud.reached(cloud.environment() if cloud else {}):
+        aws = Aws(environment.region)
+        if plan is not None:
+            # What is built in a local cloud goes with it, and so does its manifest.
+            folder = home / "releases" if local else FOLDER
+            manifest = _built(
+                aws,
+                environment,
+                plan,
+                bases=bases,
+                allow_dirty=allow_dirty,
+                allow_critical=allow_critical,
+                folder=folder,
+            )
+            named = str(folder / f"{manifest.id}.json")
+        manifest = manifest or load_release()
+        cdk = Cdk(environment=env, release=reference(named or manifest.id), bases=bases.resolve())
+        supplies = FromThisMachine(cloud) if cloud and manifest.sample else FromCodeBuild(environment)
+        deployment.deploy(aws, environment, manifest, cdk, step, supplies=supplies)
+        removed = deployment.undeclared(aws, environment, cdk)
+        console.note(f"deployed after {time.monotonic() - began:.0f} s")
+        endpoints = {name: deployed_endpoint(aws, environment, name) for name in environment.endpoints}
+        if ask:
+            _ask(aws, endpoints)
+            _notices(environment, manifest)
+        console.out.print(Rule("where everything is", align="left"))
+        console.out.print(_places(aws, environment, endpoints, home=home if local else None))
+    _advise(env, endpoints, local=local, deletions=[deployment.deletion(aws, stack) for stack in removed])
+
+
+def _built(
+    aws: Aws,
+    environment: Environment,
+    plan: Plan,
+    *,
+    bases: Path,
+    allow_dirty: bool,
+    allow_critical: bool,
+    folder: Path,
+) -> Release:
+    """The release of this source: one that was built before, or a new one."""
+    if (found := matching_release(plan, read_source(), load_bases(bases), folder=folder)) is not None:
+        console.note(f"release {found.id} was built from this source; it is deployed")
+        return found
+    # Before the stacks: a source that is refused must not have become that of the projects.
+    checkout = read_checkout(allow_dirty=allow_dirty)
+    cdk = Cdk(environment=environment.name, release=SAMPLE, bases=bases.resolve())
+    bucket = deployment.prepare(aws, environment, cdk, step)
+    order = Order(
+        environment=environment,
+        bucket=bucket,
+        plan=plan,
+        bases=load_bases(bases),
+        checkout=checkout,
+        allow_critical=allow_critical,
+    )
+    made, path = make(aws, order, here=False, to=folder)
+    console.note(f"release {made.id} is written to {path}{'; commit it' if folder == FOLDER else ''}")
+    return made
+
+
+def reference(release: str) -> str:
+    """A release as the app is told it: the app runs in another folder, so a path must not depend on this one."""
+    return str(Path(release).resolve()) if release.endswith(".json") else release
+
+
+def _ask(aws: Aws, endpoints: Mapping[str, DeployedEndpoint]) -> None:
+    """The smoke test: an endpoint that does not answer fails the command."""
+    for endpoint in endpoints.values():
+        client = EndpointClient(endpoint.name, runtime=aws.runtime(EXAMPLE_S), timeout_s=EXAMPLE_S)
+        if endpoint.kind == "decision":
+            examples.ask_decision(client, title=f"a decision by {endpoint.name}")
+        else:
+            examples.ask_chat(client, title=f"a chat with {endpoint.name}")
+
+
+def _notices(environment: Environment, release: Release) -> None:
+    for name in sorted({model.name for model in deployment.models_of(environment, release)}):
+        examples.notice(name)
+
+
+def _places(
+    aws: Aws, environment: Environment, endpoints: Mapping[str, DeployedEndpoint], *, home: Path | None
+) -> Table:
+    table = Table(show_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    rows = [("account", f"{aws.account()} in {aws.region}")]
+    if home is not None:
+        details = local_cloud.require(home)
+        rows = [
+            ("local cloud", f"{details.url}, process {details.pid}, account {details.account}, region {aws.region}"),
+            ("its folder", f"{home} (emulator.log, logs/)"),
+        ]
+    for name, endpoint in endpoints.items():
+        rows.append((f"{endpoint.kind} endpoint", f"{name}: {endpoint.name}, release {endpoint.release}"))
+        rows.append(("its log", endpoint.log_group))
+    rows.append(("models", f"s3://{deployment.artifact_bucket(aws, environment)}"))
+    rows.append(("stacks", ", ".join(sorted(stacks_of(aws, environment)))))
+    for name, value in rows:
+        table.add_row(Text(name), Text(value))
+    return table
+
+
+def _advise(env: str, endpoints: Mapping[str, DeployedEndpoint], *, local: bool, deletions: Sequence[str] = ()) -> None:
+    """What to type next."""
+    chosen = "" if env == DEFAULT else f"--env {env} "
+    lines = ['eval "$(.venv/bin/steelyard cloud env)"'] if local else []
+    # Of stacks that the environment's file no longer has; they stand among "stacks" above, and cost money.
+    lines.extend(deletions)
+    for name, endpoint in endpoints.items():
+        what = "examples/ticket.json" if endpoint.kind == "decision" else "'Tell me about trains.'"
+        lines.append(f".venv/bin/steelyard invoke {chosen}{name} {what}")
+    lines.append(f".venv/bin/steelyard down {chosen}{'--local' if local else ''}".rstrip())
+    console.out.print(Rule("next", align="left"))
+    console.out.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

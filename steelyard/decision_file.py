@@ -1,0 +1,124 @@
+"""A decision from a file and from flags, as the body of one request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from steelyard.exit_codes import CommandError, ExitCode
+
+Json = dict[str, Any]
+
+
+def usage(message: str, hint: str | None = None) -> CommandError:
+    """A wrong command line or input file."""
+    return CommandError(message, code=ExitCode.USAGE, hint=hint)
+
+
+def parse_json(text: str, origin: str) -> Any:
+    """A JSON value, strictly: no NaN, no duplicate keys.
+
+    Raises:
+        CommandError: With the place of the fault.
+    """
+
+    def no_constant(name: str) -> Any:
+        raise ValueError(f"{name} is not JSON")
+
+    def unique(pairs: list[tuple[str, Any]]) -> Json:
+        found: Json = {}
+        for key, value in pairs:
+            if key in found:
+                raise ValueError(f"the key {key!r} appears twice")
+            found[key] = value
+        return found
+
+    try:
+        return json.loads(text, parse_constant=no_constant, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise usage(f"{origin} is not JSON: {error or 'it is nested too deeply'}") from error
+
+
+def read_text(path: Path, stdin: str | None) -> str:
+    """The text of a file; ``-`` is standard input, already read.
+
+    Raises:
+        CommandError: It cannot be read, or is not UTF-8.
+    """
+    if str(path) == "-":
+        return stdin or ""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise usage(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise usage(f"{path} is not UTF-8 text") from error
+
+
+def parse_option(text: str) -> Json:
+    """``id=description``, or ``id`` alone. The first ``=`` divides.
+
+    Raises:
+        CommandError: The id is empty.
+    """
+    identifier, divided, description = text.partition("=")
+    if not identifier:
+        raise usage(
+            f"--option {text!r} has no id", "Write it as ID=DESCRIPTION, such as: --option delivery='Late parcels'"
+        )
+    return {"id": identifier, "description": description} if divided else {"id": identifier}
+
+
+def request_body(
+    document: Any,
+    *,
+    state: Any = None,
+    question: str | None = None,
+    options: list[str] | None = None,
+) -> Json:
+    """The body to send: the document, with flags in place of what it says.
+
+    Args:
+        document: None; one decision; a list of them; or a whole body with ``decision`` or ``decisions``.
+        state: Replaces the state of every decision.
+        question: Replaces the question of every decision.
+        options: ``id=description`` each; replace the options of every decision.
+
+    Raises:
+        CommandError: Something that a decision needs is in neither.
+    """
+    many, decisions = _decisions(document)
+    changes: Json = {}
+    if state is not None:
+        changes["state"] = state
+    if question is not None:
+        changes["question"] = question
+    if options:
+        changes["options"] = [parse_option(option) for option in options]
+    filled = [{"id": f"decision-{n}" if many else "decision"} | d | changes for n, d in enumerate(decisions, 1)]
+    for decision in filled:
+        lacking = [key for key in ("state", "question", "options") if not decision.get(key) and "use" not in decision]
+        if lacking:
+            raise usage(
+                f"the decision {decision['id']!r} lacks {' and '.join(lacking)}",
+                "Give a file, or the flags --state, --question and --option (at least twice).",
+            )
+    return {"decisions": filled} if many else {"decision": filled[0]}
+
+
+def _decisions(document: Any) -> tuple[bool, list[Json]]:
+    if document is None:
+        return False, [{}]
+    found: Any = document
+    if isinstance(document, dict) and ("decision" in document or "decisions" in document):
+        if len(document) != 1:
+            raise usage(
+                f"a body has one of 'decision' and 'decisions', and nothing else; this one has {', '.join(document)}"
+            )
+        found = next(iter(document.values()))
+    many = isinstance(found, list)
+    decisions = found if isinstance(found, list) else [found]
+    if not decisions or not all(isinstance(decision, dict) for decision in decisions):
+        raise usage("the file must hold a decision (an object) or a list of decisions")
+    return many, decisions

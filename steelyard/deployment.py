@@ -1,0 +1,161 @@
+"""Deploys an environment: first what the endpoints need, then what they serve, then the endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from steelyard import console
+from steelyard.aws import Aws, Stack, find_stack, stacks_of
+from steelyard.cdk import Cdk
+from steelyard.environment import Environment, check_release
+from steelyard.exit_codes import CommandError
+from steelyard.releases.checks import State, check_account, findings, image_manifest, model_faults, refuse
+from steelyard.releases.manifest import Release, ReleasedModel
+
+BOOTSTRAP_STACK = "CDKToolkit"
+
+Say = Callable[[str], None]
+
+
+class Supplies(Protocol):
+    """Provides what a release names and an environment does not have yet."""
+
+    def provide_model(self, aws: Aws, model: ReleasedModel, *, bucket: str) -> None:
+        """Put the model into the bucket.
+
+        Raises:
+            CommandError: It cannot be provided from here; the message says what to do.
+        """
+
+    def provide_image(self, digest: str, *, repository: str) -> None:
+        """Put our image into the registry.
+
+        Raises:
+            CommandError: It cannot be provided from here; the message says what to do.
+        """
+
+
+def prepare(aws: Aws, environment: Environment, cdk: Cdk, say: Say) -> str:
+    """Deploy what models and images are built with and stored in.
+
+    Args:
+        aws: Where to.
+        environment: The environment.
+        cdk: The CDK's command line for it.
+        say: Told each step.
+
+    Returns:
+        The bucket of artifacts.
+
+    Raises:
+        CommandError: A step failed. Run it again when the cause is gone: it goes on from there.
+    """
+    account = aws.account()
+    if not is_bootstrapped(aws):
+        say(f"cdk bootstrap aws://{account}/{aws.region}")
+        cdk.bootstrap(account=account, region=aws.region)
+    say(f"cdk synth: environment {environment.name}, release {cdk.release}")
+    cdk.synth()
+    for stack in undeclared(aws, environment, cdk):
+        console.note(
+            f"the stack {stack.name} ({stack.status}) belongs to nothing in environments/{environment.name}.toml any "
+            f"more; it goes on, and costs money. To delete it: {deletion(aws, stack)}"
+        )
+    say("cdk deploy: the bucket, the registry and the builds")
+    cdk.deploy(environment.stack_name("Artifacts"), environment.stack_name("Build"))
+    return artifact_bucket(aws, environment)
+
+
+def deploy(
+    aws: Aws, environment: Environment, release: Release, cdk: Cdk, say: Say, *, supplies: Supplies | None = None
+) -> None:
+    """Deploy everything. What is as it should be already is left as it is.
+
+    What the release names is looked for before anything of the endpoints changes; their stacks look again.
+
+    Args:
+        aws: Where to.
+        environment: The environment.
+        release: What its endpoints serve.
+        cdk: The CDK's command line for the same two.
+        say: Told each step.
+        supplies: Provides the models and images that are missing; None where they must be there.
+
+    Raises:
+        CommandError: A model or an image is missing or differs, or a step failed. Run it again when the cause is gone:
+            it goes on from there.
+    """
+    check_account(release, aws.account())
+    check_release(environment, release)
+    bucket = prepare(aws, environment, cdk, say)
+    if supplies is not None:
+        _provide(aws, environment, release, supplies, say, bucket=bucket)
+    say(f"looking for what release {release.id} names")
+    found = findings(aws, environment, release, bucket=bucket, used_only=True)
+    refuse(
+        [each for each in found if each.state is not State.OK],
+        what=f"release {release.id} cannot be deployed to {environment.name}",
+    )
+    say("cdk deploy --all")
+    cdk.deploy()
+
+
+def _provide(
+    aws: Aws, environment: Environment, release: Release, supplies: Supplies, say: Say, *, bucket: str
+) -> None:
+    for model in models_of(environment, release):
+        if any(fault.endswith(" is missing") for fault in model_faults(aws, model, bucket=bucket)):
+            say(f"the model {model.name} into s3://{bucket}")
+            supplies.provide_model(aws, model, bucket=bucket)
+    for digest in image_digests(environment, release):
+        if image_manifest(aws, environment, "decision", digest) is None:
+            say(f"our image {digest[:19]} into the registry")
+            supplies.provide_image(digest, repository=environment.repository_name)
+
+
+def undeclared(aws: Aws, environment: Environment, cdk: Cdk) -> list[Stack]:
+    """Stacks of an environment that are not in the assembly, such as that of an endpoint whose section was removed.
+
+    The CDK touches none of them, and cannot delete what they import from the others.
+    """
+    declared = cdk.declared()
+    return [stack for name, stack in sorted(stacks_of(aws, environment).items()) if name not in declared]
+
+
+def deletion(aws: Aws, stack: Stack) -> str:
+    """The command that deletes a stack."""
+    where = f"--region {aws.region} --stack-name {stack.name}"
+    unprotect = f"aws cloudformation update-termination-protection --no-enable-termination-protection {where} && "
+    return f"{unprotect if stack.protected else ''}aws cloudformation delete-stack {where}"
+
+
+def is_bootstrapped(aws: Aws) -> bool:
+    """Whether the account and region are prepared for the CDK. A stack that others made is left as it is."""
+    stack = find_stack(aws, BOOTSTRAP_STACK)
+    return stack is not None and stack.stands
+
+
+def artifact_bucket(aws: Aws, environment: Environment) -> str:
+    """The bucket of model artifacts.
+
+    Raises:
+        CommandError: The stack that has it is not deployed.
+    """
+    name = environment.stack_name("Artifacts")
+    stack = find_stack(aws, name)
+    if stack is None or "BucketName" not in stack.outputs:
+        raise CommandError(f"the stack {name} is not deployed, or has no output BucketName")
+    return stack.outputs["BucketName"]
+
+
+def models_of(environment: Environment, release: Release) -> list[ReleasedModel]:
+    """The models that the endpoints of an environment serve from its bucket, each once."""
+    roles = {endpoint.role for endpoint in environment.endpoints.values() if endpoint.hub is None}
+    return list({release.model(role).key: release.model(role) for role in sorted(roles)}.values())
+
+
+def image_digests(environment: Environment, release: Release) -> list[str]:
+    """Digests of our images that the endpoints of an environment run, each once."""
+    machines = {each.machine for each in environment.endpoints.values() if each.kind == "decision"}
+    return sorted({release.image("decision", machine).digest for machine in machines})

@@ -1,0 +1,46 @@
+"""Every exit code of the ``steelyard`` command. ``docs/reference/exit-codes.md`` is generated from this table."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a script may test for."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    REFUSED = 3
+    UNREACHABLE = 4
+    MODEL = 5
+    DOWNLOAD = 6
+    INTERRUPTED = 130
+
+
+MEANING: dict[ExitCode, str] = {
+    ExitCode.OK: "It worked.",
+    ExitCode.FAILED: "It did not work; the message says why.",
+    ExitCode.USAGE: "The command line, a settings file or an input file is wrong. Nothing was sent or changed.",
+    ExitCode.REFUSED: "The server answered, and refused the request.",
+    ExitCode.UNREACHABLE: "No server answered at that address.",
+    ExitCode.MODEL: "The model is unknown, missing, incomplete or not the pinned file.",
+    ExitCode.DOWNLOAD: "A download did not finish. Run the command again: it goes on where it stopped.",
+    ExitCode.INTERRUPTED: "Ctrl-C, or SIGTERM. `steelyard serve` itself ends with 0 then: it has finished its work.",
+}
+
+
+class CommandError(Exception):
+    """A failure with an exit code, told to a person in one or two sentences and without a traceback.
+
+    Args:
+        message: What was wrong, with the value and the limit.
+        code: What the process exits with.
+        hint: What to do about it.
+    """
+
+    def __init__(self, message: str, *, code: ExitCode = ExitCode.FAILED, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.hint = hint

@@ -1,0 +1,48 @@
+"""The published containers that our images are built on: ``images/bases.toml``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.faults import sentences
+from steelyard.releases.manifest import ReleasedImage
+from steelyard.strict import read_toml
+from steelyard_constructs.hardware import Hardware
+
+FILE = Path(__file__).resolve().parents[2] / "images" / "bases.toml"
+
+Bases = Mapping[Hardware, ReleasedImage]
+_BASES: TypeAdapter[Bases] = TypeAdapter(Bases)
+
+
+def load_bases(path: Path = FILE) -> Bases:
+    """The containers by hardware.
+
+    Raises:
+        CommandError: The file cannot be read, is not TOML, or breaks the schema; the message names every fault.
+    """
+    written = read_toml(path, what="the file of base images", code=ExitCode.USAGE)
+    try:
+        return _BASES.validate_python(written)
+    except ValidationError as error:
+        raise CommandError(
+            f"the file of base images {path} is refused:\n{sentences(error)}", code=ExitCode.USAGE
+        ) from error
+
+
+def base_for(bases: Bases, hardware: Hardware) -> ReleasedImage:
+    """The container for ``hardware``.
+
+    Raises:
+        CommandError: There is none; the message lists those that there are.
+    """
+    if hardware not in bases:
+        known = ", ".join(sorted(each.value for each in bases)) or "none"
+        raise CommandError(
+            f"there is no base image for {hardware.value}; the file of base images has {known}", code=ExitCode.USAGE
+        )
+    return bases[hardware]

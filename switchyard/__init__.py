@@ -1,1 +1,0 @@
-"""The operator's command line and client of Switchyard."""
