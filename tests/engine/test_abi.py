@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -73,6 +75,68 @@ def test_another_default_is_refused(pair):
     read["llama_context_params"]["n_batch"] = 512
     with pytest.raises(abi.AbiError, match=r"llama_context_params.n_batch reads as 512 and is 2048"):
         abi.check_defaults(pair, read)
+
+
+def called() -> dict[str, set[int]]:
+    """The functions of llama.cpp that our source names, with the numbers of arguments that it calls them with."""
+    found: dict[str, set[int]] = {}
+    for path in (ROOT / "runtime").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if name := function_name(node):
+                found.setdefault(name, set())
+            if isinstance(node, ast.Call) and (name := function_name(node.func)):
+                found.setdefault(name, set()).add(len(node.args))
+    return found
+
+
+def function_name(node: ast.AST) -> str:
+    """The function that ``L.name`` or ``binding.name`` is; "" for anything else, such as the binding's structs."""
+    if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("L", "binding")):
+        return ""
+    return "" if isinstance(getattr(llama.L, node.attr, type), type | str) else node.attr
+
+
+def test_every_function_that_is_called_is_in_the_table_with_as_many_arguments(pair):
+    known = {name: signature.count(": ") for name, signature in pair.calls.items()}
+    found = called()
+    assert set(found) - {"_base_path"} == set(known), "abi.toml lists each; llama.signatures() writes them"
+    wrong = {name: counts for name, counts in found.items() if counts - {known.get(name)}}
+    assert not wrong
+
+
+@pytest.mark.parametrize("binding", sorted({pair.binding for pair in abi.table()}))
+def test_every_binding_of_the_table_declares_the_same_functions(pair, binding):
+    others = [other for other in abi.table() if other.binding == binding]
+    assert all(other.calls == pair.calls for other in others)
+
+
+def test_the_installed_binding_declares_what_the_table_says(pair):
+    assert llama.signatures(pair.calls) == pair.calls
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("pointer(penalty_last_n: int32, penalty_repeat: float32)", "llama_sampler_init_penalties"),
+        ("missing", "llama_state_seq_get_size"),
+    ],
+)
+def test_a_binding_with_other_parameters_is_refused(pair, said, name):
+    with pytest.raises(abi.AbiError, match=rf"{name} is {re.escape(said)} in the installed llama-cpp-python and "):
+        abi.check_calls(pair, {**pair.calls, name: said})
+
+
+def test_a_function_that_the_binding_lacks_is_told_as_missing():
+    assert llama.signatures(["llama_no_such_thing"]) == {"llama_no_such_thing": "missing"}
+
+
+def test_a_library_whose_sampler_takes_its_values_in_another_order_is_refused():
+    def swapped(size, *, presence_penalty=0.0, frequency_penalty=0.0, **step):
+        return llama.Sampler(size, presence_penalty=frequency_penalty, frequency_penalty=presence_penalty, **step)
+
+    with pytest.raises(abi.AbiError, match=r"samples wrongly: with \{'frequency_penalty': 1.0\} it chooses"):
+        abi.check_sampling(swapped)
+    abi.check_sampling(llama.Sampler)
 
 
 @pytest.mark.parametrize("wrong", [0.5, float("nan"), float("inf")])

@@ -830,6 +830,15 @@ def test_logit_bias_forbids_a_token(shared_engine: LlamaEngine) -> None:
     assert first(logit_bias=((favourite, -100.0),)) != favourite
 
 
+@pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
+def test_a_penalty_keeps_a_chat_from_repeating_itself(shared_engine: LlamaEngine, penalty: str) -> None:
+    def tokens(**sampling: Any) -> list[int]:
+        events = Collector(shared_engine, "again", max_tokens=24, top_logprobs=0, **sampling).wait()
+        return [item[0].token_id for e in events if isinstance(e, Delta) for item in e.logprobs]
+
+    assert len(set(tokens())) < len(set(tokens(**{penalty: 2.0})))
+
+
 def test_a_grammar_makes_even_a_random_model_write_json(shared_engine: LlamaEngine) -> None:
     schema = {
         "type": "object",

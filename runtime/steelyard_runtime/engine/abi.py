@@ -3,7 +3,8 @@
 The binding passes structs by value. Over a library of another build it reads and sets members at wrong places, and
 nothing says so. So a pair of llama.cpp build and binding runs only if ``abi.toml`` has it, and only if the library that
 is there shows to be that build: by what it says of itself, by the sizes of its structs (measured in a process of its
-own), by its default values as the binding reads them, and by the logits of a small fixed model.
+own), by its default values as the binding reads them, by the parameters of every function that is called, by the logits
+of a small fixed model, and by the tokens that its samplers choose.
 
 ``python -m steelyard_runtime.engine.abi`` does all of it, says what it found and ends with 1 if anything differs. The
 image's build runs that; every start of the server does the same.
@@ -23,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 FOLDER = Path(__file__).resolve().parent
 TABLE = FOLDER / "abi.toml"
@@ -38,6 +39,19 @@ BUNDLED = "bundled"
 TOLERANCE = 0.02
 """Largest difference of a logit. The reference is exact; llama.cpp keeps keys and values in 16 bits, which moves these
 logits by 0.003 with every variant of its code that was tried. A member at a wrong place moves them by about 2."""
+
+SAMPLED_LOGITS = (4.0, 3.6, 3.1, -20.0, -20.0)
+SAMPLED: tuple[tuple[Mapping[str, Any], tuple[int, ...]], ...] = (
+    ({}, (0, 0)),
+    ({"frequency_penalty": 1.0}, (0, 1, 2, 0, 1)),
+    ({"presence_penalty": 1.0}, (0, 1, 2, 0, 0)),
+    ({"logit_bias": ((2, 2.0), (0, -1.0))}, (2, 2)),
+    ({"temperature": 1.0, "top_k": 1, "seed": 5}, (0,) * 8),
+    ({"temperature": 1.0, "top_p": 0.3, "seed": 5}, (0,) * 8),
+    ({"temperature": 1.0, "min_p": 0.9, "seed": 5}, (0,) * 8),
+    ({"temperature": 0.01, "seed": 5}, (0,) * 8),
+)
+"""What samplers choose from these logits, step by step. No draw: which token a seed gives is the library's own."""
 
 MEASURE_TIMEOUT_S = 60.0
 _ROOM = 4096
@@ -61,6 +75,7 @@ class Pair:
         ggml_version: What ``ggml_version()`` answers; None where that is not known.
         sizes: Bytes of each struct that is passed by value.
         defaults: The library's default values, by struct and member.
+        calls: The functions that the engine calls, with their results and parameters.
         source: How the pair was established.
     """
 
@@ -71,6 +86,7 @@ class Pair:
     ggml_version: str | None
     sizes: Mapping[str, int]
     defaults: Mapping[str, Mapping[str, int | float | bool]]
+    calls: Mapping[str, str]
     source: str
 
 
@@ -108,6 +124,7 @@ def _pair(row: Mapping[str, str], binding: Mapping[str, Any]) -> Pair:
             "llama_model_params": binding["model_defaults"],
             "llama_context_params": binding["context_defaults"],
         },
+        calls=binding["calls"],
         source=row["source"],
     )
 
@@ -154,7 +171,9 @@ def prove() -> Pair:
     pair = find(os.environ.get(BUILD_VARIABLE) or BUNDLED, llama.BINDING_VERSION)
     check_library(pair, inspect(llama.LIBRARIES), llama.LIBRARIES)
     check_binding(pair, llama.struct_sizes(pair.sizes))
+    check_calls(pair, llama.signatures(pair.calls))
     check_defaults(pair, llama.default_values())
+    check_sampling(llama.Sampler)
     check_logits(llama.logits_of_file)
     return pair
 
@@ -230,6 +249,57 @@ def check_defaults(pair: Pair, found: Mapping[str, Mapping[str, Any]]) -> None:
                     f"the default of {struct}.{name} reads as {got} and is {value} in llama.cpp {pair.llama_cpp}: "
                     f"libllama is another build than llama-cpp-python {pair.binding} was made for"
                 )
+
+
+def check_calls(pair: Pair, found: Mapping[str, str]) -> None:
+    """Compare how the installed binding declares the functions that the engine calls with the table.
+
+    Raises:
+        AbiError: One has other parameters, or is missing: a call of it would fail, or pass values at wrong places.
+    """
+    for name, known in pair.calls.items():
+        if (got := found[name]) != known:
+            raise AbiError(
+                f"{name} is {got} in the installed llama-cpp-python and {known} in version {pair.binding}: the package "
+                "was changed; install it again"
+            )
+
+
+class Chooser(Protocol):
+    """A sampler: what ``llama.Sampler`` is."""
+
+    def sample(self, logits: Any) -> int:
+        """The next token."""
+        ...
+
+    def close(self) -> None:
+        """Free it."""
+        ...
+
+
+def check_sampling(sampler: Callable[..., Chooser]) -> None:
+    """Sample from fixed logits with every step that the engine uses, alone, and compare the tokens.
+
+    Args:
+        sampler: Makes a sampler from the size of a vocabulary and keyword arguments.
+
+    Raises:
+        AbiError: A step chooses other tokens: the library takes its parameters in another order.
+    """
+    import numpy as np
+
+    logits = np.array(SAMPLED_LOGITS, np.float32)
+    for step, right in SAMPLED:
+        chooser = sampler(len(logits), **step)
+        try:
+            got = [chooser.sample(logits) for _ in right]
+        finally:
+            chooser.close()
+        if got != list(right):
+            raise AbiError(
+                f"libllama samples wrongly: with {step} it chooses the tokens {got} and {list(right)} are right; "
+                "it is another build than the binding was made for"
+            )
 
 
 def check_logits(evaluate: Callable[[Path, list[int]], Any]) -> None:

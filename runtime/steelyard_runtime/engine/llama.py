@@ -6,6 +6,7 @@ Nothing in this module is safe to call from two threads at once, except ``Vocabu
 from __future__ import annotations
 
 import ctypes
+import inspect
 import math
 import mmap
 import re
@@ -136,6 +137,44 @@ def default_values() -> dict[str, dict[str, Any]]:
 def _numbers(values: Any) -> dict[str, Any]:
     members = {name: getattr(values, name) for name, *_ in values._fields_}
     return {name: value for name, value in members.items() if isinstance(value, int | float)}
+
+
+_NUMBERS = {"?": "bool", "f": "float32", "d": "float64"}
+_SIGNED = "bhilq"
+
+
+def signatures(names: Iterable[str]) -> dict[str, str]:
+    """How the binding declares llama.cpp's functions, by name: result and parameters; "missing" where it has none.
+
+    >>> signatures(["llama_sampler_init_min_p"])
+    {'llama_sampler_init_min_p': 'pointer(p: float32, min_keep: uint64)'}
+    """
+    return {name: _signature(getattr(L, name, None)) for name in names}
+
+
+def _signature(function: Any) -> str:
+    if function is None:
+        return "missing"
+    names = list(inspect.signature(function.__wrapped__).parameters)
+    kinds = [_kind(declared) for declared in function.argtypes]
+    parameters = ", ".join(f"{name}: {kind}" for name, kind in zip(names, kinds, strict=False))
+    if len(names) != len(kinds):
+        parameters = f"{len(names)} names for {len(kinds)} parameters"
+    return f"{_kind(function.restype)}({parameters})"
+
+
+def _kind(declared: Any) -> str:
+    """A C type as it is passed: numbers by their size, structs by their name, everything else an address."""
+    if declared is None:
+        return "void"
+    if issubclass(declared, ctypes.Structure):
+        return str(declared.__name__)
+    code = getattr(declared, "_type_", None)
+    if not isinstance(code, str) or code in "zZP":
+        return "pointer"
+    if code in _NUMBERS:
+        return _NUMBERS[code]
+    return f"{'' if code in _SIGNED else 'u'}int{8 * ctypes.sizeof(declared)}"
 
 
 def logits_of_file(path: Path, tokens: Sequence[int]) -> Logits:
@@ -617,31 +656,50 @@ class Context:
 
 
 class Sampler:
-    """Chooses tokens of one choice from logits; keeps the state that penalties and seeds need."""
+    """Chooses tokens of one choice from logits; keeps the state that penalties and seeds need.
+
+    Args:
+        size: Tokens of the vocabulary.
+        temperature: 0 is greedy.
+        top_p: 1 switches it off.
+        top_k: 0 switches it off.
+        min_p: 0 switches it off.
+        seed: Less than ``SEEDS``.
+        presence_penalty: Taken once from the logit of every token that was chosen.
+        frequency_penalty: Taken as often as the token was chosen.
+        logit_bias: Added to the logits of tokens, all of the vocabulary.
+    """
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        size: int,
         *,
-        temperature: float,
-        top_p: float,
-        top_k: int,
-        min_p: float,
-        seed: int,
-        presence_penalty: float,
-        frequency_penalty: float,
-        logit_bias: Sequence[tuple[int, float]],
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Sequence[tuple[int, float]] = (),
     ) -> None:
         self._chain = L.llama_sampler_chain_init(L.llama_sampler_chain_default_params())
-        self._array = (L.llama_token_data * vocabulary.size)()
-        self._view = np.frombuffer(self._array, dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-        self._all = np.arange(vocabulary.size, dtype=np.int32)
-        if logit_bias:
-            items = (L.llama_logit_bias * len(logit_bias))(*[L.llama_logit_bias(t, b) for t, b in logit_bias])
-            self._add(L.llama_sampler_init_logit_bias(vocabulary.size, len(logit_bias), items))
-        if presence_penalty or frequency_penalty:
-            window = 1 << 16  # everything generated so far, as OpenAI counts it
-            self._add(L.llama_sampler_init_penalties(window, 1.0, frequency_penalty, presence_penalty))
+        try:
+            self._array = (L.llama_token_data * size)()
+            self._view = np.frombuffer(self._array, dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+            self._all = np.arange(size, dtype=np.int32)
+            if logit_bias:
+                items = (L.llama_logit_bias * len(logit_bias))(*[L.llama_logit_bias(t, b) for t, b in logit_bias])
+                self._add(L.llama_sampler_init_logit_bias(size, len(logit_bias), items))
+            if presence_penalty or frequency_penalty:
+                window = 1 << 16  # everything generated so far, as OpenAI counts it
+                self._add(L.llama_sampler_init_penalties(size, window, 1.0, frequency_penalty, presence_penalty))
+            self._add_choice(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add_choice(self, *, temperature: float, top_p: float, top_k: int, min_p: float, seed: int) -> None:
         if temperature < COLDEST:
             self._add(L.llama_sampler_init_greedy())
             return

@@ -164,7 +164,7 @@ class Choice:
         self._vocabulary = vocabulary
         self._text = TextAssembler(sampling.stop)
         self._sampler = Sampler(
-            vocabulary,
+            vocabulary.size,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
