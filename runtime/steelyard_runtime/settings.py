@@ -150,6 +150,12 @@ class Settings(BaseSettings):
     queue_limit: Annotated[int, Field(ge=1, le=100_000)] = Field(
         256, description="Chats that may wait for the engine, and as many decisions and embeddings beside them."
     )
+    unnamed_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.75,
+        description="Share of the chats' places, of the queue and of the connections that requests without a caller's "
+        "name (X-Steelyard-Caller) may hold together, at least one of each; the rest is kept for callers with a name. "
+        "Set 1 where no caller has a name.",
+    )
     deadline_s: Annotated[float, Field(gt=0, le=3600)] = Field(
         55.0, description="Longest a synchronous request may take, in seconds; SageMaker cuts at 60."
     )

@@ -53,7 +53,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(model: Path, **changes: object) -> LlamaEngine:
-    values = {"threads": 1, "context_tokens": 512, "chats": 2, "queue_limit": 4, "decode_timeout_s": 20}
+    values = {
+        "threads": 1,
+        "context_tokens": 512,
+        "chats": 2,
+        "queue_limit": 4,
+        "decode_timeout_s": 20,
+        "unnamed_share": 1,
+    }
     return start_engine(load_settings(model=str(model), **(values | changes)))
 
 

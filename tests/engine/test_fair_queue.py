@@ -52,6 +52,16 @@ def test_what_is_taken_out_leaves_the_others_in_order() -> None:
     assert not queue
 
 
+def test_a_given_caller_is_served_out_of_turn_and_the_others_keep_theirs() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for name in ("a1", "b1", "b2", "c1"):
+        queue.push(name, caller=name[0])
+    assert queue.callers() == ["a", "b", "c"]
+    assert [queue.waiting(caller) for caller in "abcd"] == [1, 2, 1, 0]
+    assert queue.pop("b") == "b1"
+    assert [queue.pop() for _ in range(3)] == ["a1", "c1", "b2"]
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40))
 def test_nothing_is_lost_and_a_line_keeps_its_order(steps: list[tuple[str, bool]]) -> None:
     queue: FairQueue[tuple[str, int]] = FairQueue()

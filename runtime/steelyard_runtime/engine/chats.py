@@ -10,6 +10,7 @@ from steelyard_runtime.engine.interface import Logits
 from steelyard_runtime.engine.json_output import JsonOutputError, problem_of
 from steelyard_runtime.engine.llama import Context, Run
 from steelyard_runtime.engine.meter import Meter
+from steelyard_runtime.engine.places import UNNAMED, unnamed_part
 from steelyard_runtime.engine.prefixes import PrefixStore
 from steelyard_runtime.engine.segments import TILE
 from steelyard_runtime.engine.work import Choice, Generation, Prefill
@@ -39,7 +40,8 @@ class ChatScheduler:
         meter: Counts every decode.
         chunk_tokens: Most tokens of a prompt in one decode.
         reuse: Keep prompts and turns between requests, for the same caller.
-        settled: Told how many tokens of waiting work were done or given up.
+        unnamed_share: Share of the sequences that callers without a name may hold together.
+        settled: Told how many tokens of a caller's waiting work were done or given up.
     """
 
     def __init__(
@@ -50,7 +52,8 @@ class ChatScheduler:
         *,
         chunk_tokens: int,
         reuse: bool,
-        settled: Callable[[int], None],
+        unnamed_share: float,
+        settled: Callable[[int, str], None],
     ) -> None:
         self._context = context
         self._vocabulary = context.model.vocabulary
@@ -58,6 +61,7 @@ class ChatScheduler:
         self._meter = meter
         sequences = context.shape.sequences
         self._free = list(reversed(range(sequences)))
+        self._unnamed_places = unnamed_part(sequences, share=unnamed_share)
         self._chunk = min(chunk_tokens, context.shape.batch_tokens - sequences)
         self.sharing = False
         self._reuse = reuse
@@ -71,10 +75,18 @@ class ChatScheduler:
         """Choices that are generating or whose prompt is being evaluated."""
         return len(self._generating) + len(self._prefills)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another generation could start now."""
-        return bool(self._free) and not self._starting
+    def has_room(self, caller: str) -> bool:
+        """Whether a generation of ``caller`` could start now."""
+        if any((g.job.caller == UNNAMED) == (caller == UNNAMED) for g in self._starting):
+            return False
+        return self._may_start(caller)
+
+    def _may_start(self, caller: str) -> bool:
+        """Whether a choice of ``caller`` may have a sequence: callers without a name leave some to the others."""
+        if not self._free or caller != UNNAMED:
+            return bool(self._free)
+        running = [*self._generating, *(prefill.choice for prefill in self._prefills)]
+        return sum(choice.generation.job.caller == UNNAMED for choice in running) < self._unnamed_places
 
     @property
     def idle(self) -> bool:
@@ -120,7 +132,7 @@ class ChatScheduler:
 
     def abandon(self, generation: Generation) -> None:
         """Free everything that a generation holds here."""
-        self._settled(generation.pending)
+        self._settled(generation.pending, generation.job.caller)
         generation.pending = 0
         if generation in self._starting:
             self._starting.remove(generation)
@@ -181,12 +193,18 @@ class ChatScheduler:
     def _settle(self, generation: Generation, tokens: int) -> None:
         settled = min(tokens, generation.pending)
         generation.pending -= settled
-        self._settled(settled)
+        self._settled(settled, generation.job.caller)
 
     def _start_choices(self) -> None:
-        """Give free sequences to choices that wait, first come first served."""
-        while self._free and self._starting and self._start_choice(self._starting[0]):
-            pass
+        """Give free sequences to choices that wait: first come first served, among callers with a name and without."""
+        for generation in list(self._starting):
+            # It leaves when its last choice starts, or when it fails.
+            while (
+                generation in self._starting
+                and self._may_start(generation.job.caller)
+                and self._start_choice(generation)
+            ):
+                pass
 
     def _start_choice(self, generation: Generation) -> bool:
         """Start the next choice of ``generation``; False if it must wait until the first one has the prompt."""

@@ -36,6 +36,7 @@ from steelyard_runtime.engine.interface import (
 from steelyard_runtime.engine.json_output import JsonOutput, JsonOutputError, problem_of
 from steelyard_runtime.engine.llama import Context, LlamaError
 from steelyard_runtime.engine.meter import Meter
+from steelyard_runtime.engine.places import UNNAMED
 from steelyard_runtime.engine.prefixes import PrefixStore
 from steelyard_runtime.engine.probe import conclude, examine
 from steelyard_runtime.engine.scorer import Ready, Scorer, ScoreRun
@@ -69,6 +70,7 @@ class LlamaEngine:
         reuse_states: Keep those that hold callers' text too, each for the same caller.
         prefix_cache_bytes: Most bytes of kept prefixes.
         queue_limit: Chats that may wait, and as many decisions and embeddings.
+        unnamed_share: Share of the chats' sequences and of the queue that callers without a name may hold together.
         decode_timeout_s: A decode longer than this is reported by ``health``.
     """
 
@@ -85,6 +87,7 @@ class LlamaEngine:
         reuse_states: bool,
         prefix_cache_bytes: int,
         queue_limit: int,
+        unnamed_share: float,
         decode_timeout_s: float,
     ) -> None:
         self._context = context
@@ -96,7 +99,7 @@ class LlamaEngine:
         self._decode_timeout = decode_timeout_s
         self._allowed = identity.model.context_tokens
         self._meter = Meter()
-        self._admission = Admission(self._meter, queue_limit=queue_limit)
+        self._admission = Admission(self._meter, queue_limit=queue_limit, unnamed_share=unnamed_share)
         self._prefixes = PrefixStore(prefix_cache_bytes)
         self._scorer = Scorer(
             context,
@@ -113,6 +116,7 @@ class LlamaEngine:
             self._meter,
             chunk_tokens=chat_chunk_tokens,
             reuse=reuse_prefixes and reuse_states,
+            unnamed_share=unnamed_share,
             settled=self._settle,
         )
         self._embedder = embedder
@@ -267,8 +271,8 @@ class LlamaEngine:
             )
         generation = Generation(job, on_event, pending=len(job.prompt), unstarted=job.n, unfinished=job.n)
         with self._wake:
-            self._check_open(len(job.prompt), job.deadline, chat=True)
-            self._admission.chat_tokens += len(job.prompt)
+            self._check_open(len(job.prompt), job.deadline, caller=job.caller, chat=True)
+            self._admission.add_chat(tokens=len(job.prompt), caller=job.caller)
             self._waiting.push(generation, caller=job.caller)
             self._meter.counters.generations += 1
             self._wake.notify_all()
@@ -299,13 +303,12 @@ class LlamaEngine:
 
     def _admit(self, ticket: AnyTicket, *, deadline: float) -> None:
         """Queue a ticket, or refuse it. Called with the lock."""
-        self._check_open(ticket.tokens, deadline)
-        self._admission.tokens += ticket.tokens
-        self._admission.steps += ticket.steps
+        self._check_open(ticket.tokens, deadline, caller=ticket.caller)
+        self._admission.add(tokens=ticket.tokens, steps=ticket.steps, caller=ticket.caller)
         self._short.push(ticket, caller=ticket.caller)
         self._wake.notify_all()
 
-    def _check_open(self, tokens: int, deadline: float, *, chat: bool = False) -> None:
+    def _check_open(self, tokens: int, deadline: float, *, caller: str, chat: bool = False) -> None:
         """Refuse what cannot be answered, or not in time. Called with the lock."""
         refusal = self._admission.refusal
         if self._death is not None:
@@ -314,12 +317,15 @@ class LlamaEngine:
             raise refusal(Kind.DRAINING, "the server is shutting down; send the request to another instance", 1000)
         if not self._ready:
             raise refusal(Kind.NOT_READY, "the model is still loading; try again shortly", 1000)
+        line: FairQueue[Any] = self._waiting if chat else self._short
         self._admission.check(
             tokens,
             deadline=deadline,
-            waiting=len(self._waiting if chat else self._short),
+            waiting=len(line),
             beside_chats=not self._chats.idle,
             chat=chat,
+            caller=caller,
+            unnamed_waiting=line.waiting(UNNAMED),
         )
 
     # --- the owner thread --------------------------------------------------------------------------------------------
@@ -526,14 +532,13 @@ class LlamaEngine:
 
     def _progress(self, ticket: AnyTicket, *, tokens: int, steps: int) -> None:
         """Note what is left of a ticket. Called with the lock."""
-        self._admission.tokens -= ticket.tokens - tokens
-        self._admission.steps -= ticket.steps - steps
+        self._admission.add(tokens=tokens - ticket.tokens, steps=steps - ticket.steps, caller=ticket.caller)
         ticket.tokens, ticket.steps = tokens, steps
 
-    def _settle(self, tokens: int) -> None:
+    def _settle(self, tokens: int, caller: str) -> None:
         """Take a chat's evaluated or abandoned tokens off the work ahead."""
         with self._wake:
-            self._admission.chat_tokens -= tokens
+            self._admission.add_chat(tokens=-tokens, caller=caller)
 
     def _still_wanted(self, ticket: AnyTicket) -> None:
         """Let go of those who left or were waiting too long.
@@ -581,8 +586,8 @@ class LlamaEngine:
 
     def _feed_chats(self) -> None:
         with self._wake:
-            while self._waiting and self._chats.has_room:
-                self._chats.add(self._waiting.pop())
+            while (caller := next(filter(self._chats.has_room, self._waiting.callers()), None)) is not None:
+                self._chats.add(self._waiting.pop(caller))
 
     def _sweep(self) -> None:
         """End generations that are cancelled or late."""

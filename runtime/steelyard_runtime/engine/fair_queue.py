@@ -38,15 +38,26 @@ class FairQueue(Generic[Item]):
         if not line:
             del self._lines[caller]
 
-    def pop(self) -> Item:
-        """The first item of the caller whose turn it is.
+    def callers(self) -> list[str]:
+        """Return the callers in the order of their turns."""
+        return list(self._lines)
+
+    def waiting(self, caller: str) -> int:
+        """Return how many items the caller has in the queue."""
+        return len(self._lines.get(caller, ()))
+
+    def pop(self, caller: str | None = None) -> Item:
+        """The first item of the caller whose turn it is, or of the given one.
 
         Raises:
             IndexError: The queue is empty.
+            KeyError: The given caller has nothing in it.
         """
         if not self._lines:
             raise IndexError("pop from an empty queue")
-        caller, line = next(iter(self._lines.items()))
+        if caller is None:
+            caller = next(iter(self._lines))
+        line = self._lines[caller]
         item = line.popleft()
         if line:
             self._lines.move_to_end(caller)

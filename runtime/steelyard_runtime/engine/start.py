@@ -97,6 +97,7 @@ def _start(settings: Settings) -> LlamaEngine:
         reuse_states=settings.reuse_states,
         prefix_cache_bytes=settings.prefix_cache_mib << 20,
         queue_limit=settings.queue_limit,
+        unnamed_share=settings.unnamed_share,
         decode_timeout_s=settings.decode_timeout_s,
     )
     engine.start()
