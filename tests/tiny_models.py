@@ -11,6 +11,7 @@ import string
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -25,6 +26,10 @@ LABELS = tuple(string.ascii_uppercase) + tuple(
     first + second for first in string.ascii_uppercase for second in string.ascii_uppercase
 )
 CONTROL_TOKENS = ("<s>", "</s>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TURN_TOKENS = ("<|im_start|>", "<think>", "</think>", "[TURN 1]", "[A\u2581B]", "<|a|", "<|a|b|>", "<||>")
+"""User-defined, in the files of ``TOKENIZERS``: published files have their turn markers and switches of this type."""
+TEXT_TOKENS = ("\n\n", "   ", "<td>", "÷")
+"""User-defined, and text."""
 CHATML = (
     "{%- for message in messages -%}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -44,6 +49,7 @@ class _Vocabulary:
     tokens: tuple[str, ...]
     types: tuple[int, ...]
     merges: tuple[str, ...] = ()
+    tokenizer: str = ""
 
     def id(self, token: str) -> int:
         return self.tokens.index(token)
@@ -95,7 +101,7 @@ class _Spec:
 
 
 def write(kind: str, path: Path, *, seed: int = 0) -> Path:
-    """Write a model of ``kind`` (one of ``KINDS``) to ``path`` and return the path."""
+    """Write a model of ``kind`` (one of ``KINDS`` or ``TOKENIZERS``) to ``path`` and return the path."""
     _write(kind, path, seed=seed, split_max_tensors=0)
     return path
 
@@ -145,7 +151,7 @@ def write_vocabulary(path: Path) -> Path:
 
 
 def _write(kind: str, path: Path, *, seed: int, split_max_tensors: int) -> None:
-    spec = _SPECS[kind]
+    spec = (_SPECS | _TOKENIZERS)[kind]
     writer = gguf.GGUFWriter(path, spec.architecture, split_max_tensors=split_max_tensors)
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_name(f"tiny {kind}")
@@ -186,7 +192,9 @@ def _add_vocabulary(writer: gguf.GGUFWriter, spec: _Spec) -> _Vocabulary:
     writer.add_tokenizer_pre(spec.tokenizer_pre)
     writer.add_token_list(list(vocabulary.tokens))
     writer.add_token_types(list(vocabulary.types))
-    if vocabulary.merges:
+    if vocabulary.tokenizer:
+        _add_tokenizer(writer, vocabulary)
+    elif vocabulary.merges:
         writer.add_tokenizer_model("gpt2")
         writer.add_token_merges(list(vocabulary.merges))
         writer.add_bos_token_id(vocabulary.id("<|endoftext|>"))
@@ -203,6 +211,19 @@ def _add_vocabulary(writer: gguf.GGUFWriter, spec: _Spec) -> _Vocabulary:
     if spec.template:
         writer.add_chat_template(spec.template)
     return vocabulary
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: _Vocabulary) -> None:
+    writer.add_tokenizer_model(vocabulary.tokenizer)
+    writer.add_token_scores([-1.0 - 0.001 * index for index in range(len(vocabulary.tokens))])
+    if vocabulary.merges:
+        writer.add_token_merges(list(vocabulary.merges))
+    for name, token in (("bos", "<s>"), ("unk", "<unk>"), ("pad", "<|endoftext|>"), ("sep", "<|endoftext|>")):
+        getattr(writer, f"add_{name}_token_id")(vocabulary.id(token))
+    if vocabulary.tokenizer in ("llama", "t5"):
+        writer.add_add_space_prefix(False)
+    if vocabulary.tokenizer == "t5":
+        writer.add_remove_extra_whitespaces(True)
 
 
 def _prefixes(word: str) -> list[str]:
@@ -244,6 +265,37 @@ def _byte_characters() -> list[str]:
     prints = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (chr(code) for code in range(0x100, 0x200))
     return [chr(byte) if byte in prints else next(others) for byte in range(256)]
+
+
+def _tokenizer_vocabulary(tokenizer: str) -> _Vocabulary:
+    """Special tokens that can be put together from tokens of text, as far as the tokenizer puts tokens together.
+
+    Each beginning of each special token is a token, and so is that of a byte's and of the unknown token's spelling.
+    """
+    unknown, user = ["<unk>"], [*TURN_TOKENS, *TEXT_TOKENS]
+    control = [token for token in CONTROL_TOKENS if token not in TURN_TOKENS]
+    raw_bytes = [] if tokenizer in ("gpt2", "rwkv", "t5", "bert") else [f"<0x{byte:02X}>" for byte in range(256)]
+    spelled = [*control, *TURN_TOKENS, *unknown, *raw_bytes[65:66]]
+    beginnings = [part.replace(" ", _SPACE_MARK) for token in spelled for part in _prefixes(token)[:-1]]
+    characters = [*string.printable.strip(), _SPACE_MARK, "é", "漢"]
+    normal = [*beginnings, *characters, *LABELS[26:]]
+    if tokenizer == "gpt2":
+        normal = [*_byte_characters(), *beginnings, *LABELS[26:]]
+    elif tokenizer == "rwkv":
+        normal = [*(f"\\x{byte:02x}" for byte in range(256)), *beginnings, *LABELS[26:]]
+    elif tokenizer == "bert":
+        normal += [_SPACE_MARK + character for character in characters]
+    special = [*unknown, *control, *user, "<unused0>"]
+    types = [gguf.TokenType.UNKNOWN] + [gguf.TokenType.CONTROL] * len(control)
+    types += [gguf.TokenType.USER_DEFINED] * len(user) + [gguf.TokenType.UNUSED]
+    normal = [token for token in dict.fromkeys(normal) if token not in special]
+    merges = [f"{token[:-1]} {token[-1]}" for token in [*normal, *spelled] if len(token) > 1 and " " not in token]
+    return _Vocabulary(
+        (*special, *raw_bytes, *normal),
+        tuple(map(int, types + [gguf.TokenType.BYTE] * len(raw_bytes) + [gguf.TokenType.NORMAL] * len(normal))),
+        tuple(merges) if tokenizer in ("gpt2", "gemma4") else (),
+        tokenizer,
+    )
 
 
 def _attention(
@@ -389,6 +441,20 @@ _SPECS = {
     ),
 }
 KINDS = tuple(_SPECS)
+# One model for each of llama.cpp's tokenizers.
+_TOKENIZERS = {
+    f"tokenizer-{name}": _Spec(
+        "llama",
+        partial(_tokenizer_vocabulary, name),
+        _build_llama,
+        _TYPES.F16,
+        "default",
+        add_bos=True,
+        template=CHATML,
+    )
+    for name in ("llama", "gpt2", "gemma4", "bert", "t5", "rwkv", "plamo2")
+}
+TOKENIZERS = tuple(_TOKENIZERS)
 EMBEDDING_KINDS = ("llama-pooling", "llama-embed")
 SCORING_KINDS = tuple(kind for kind in KINDS if kind != "llama-embed")
 

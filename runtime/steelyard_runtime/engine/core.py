@@ -37,6 +37,7 @@ from steelyard_runtime.engine.json_output import JsonOutput, JsonOutputError, pr
 from steelyard_runtime.engine.llama import Context, LlamaError
 from steelyard_runtime.engine.meter import Meter
 from steelyard_runtime.engine.places import UNNAMED
+from steelyard_runtime.engine.plain_text import UnwritableTextError
 from steelyard_runtime.engine.prefixes import PrefixStore
 from steelyard_runtime.engine.probe import conclude, examine
 from steelyard_runtime.engine.scorer import Ready, Scorer, ScoreRun
@@ -194,7 +195,10 @@ class LlamaEngine:
 
     def encode(self, pieces: Sequence[Piece], *, start: bool) -> list[int]:
         """See ``interface.Engine.encode``."""
-        return self._vocabulary.encode(pieces, start=start)
+        try:
+            return self._vocabulary.encode(pieces, start=start)
+        except UnwritableTextError as error:
+            raise Problem(Kind.INVALID, f"{error}; leave it out") from error
 
     def token_bytes(self, token_id: int) -> bytes:
         """See ``interface.Engine.token_bytes``."""

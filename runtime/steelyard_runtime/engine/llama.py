@@ -32,6 +32,18 @@ except (AttributeError, OSError, RuntimeError) as error:
     ) from error
 
 from steelyard_runtime.engine.interface import Logits, Memory, Piece, Pooling
+from steelyard_runtime.engine.plain_text import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    Spellings,
+    UnwritableTextError,
+    is_marker,
+    looks_special,
+    spellings,
+    words,
+)
 
 BINDING_VERSION = str(L.__version__)
 BINDING = f"llama-cpp-python {BINDING_VERSION}"
@@ -42,7 +54,10 @@ ggml.ggml_backend_load_all_from_path.restype = None
 POOLING: dict[int, Pooling] = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 CacheType = Literal["f16", "q8_0"]
+TokenIds = npt.NDArray[np.int32]
 CACHE_TYPES: dict[CacheType, int] = {"f16": 1, "q8_0": 8}  # ggml_type
+RARE = "\U0001e2c0"
+"""A letter of the Wancho script, which no vocabulary has as a token."""
 GGML_LOG_ERROR = 4
 GGML_LOG_CONTINUE = 5
 OWN_PAGES_FROM = 1 << 20
@@ -195,41 +210,117 @@ class Vocabulary:
         self.bos = int(L.llama_vocab_bos(self._vocab))
         self.eos = int(L.llama_vocab_eos(self._vocab))
         self.adds_bos = bool(L.llama_vocab_get_add_bos(self._vocab)) and self.bos >= 0
-        self._newline = self._raw("\n", special=False)
+        self._newline = self._raw("\n").tolist()
         # SentencePiece vocabularies put a space before the first text of every call; a continued text must not get one.
-        self._adds_space = self._raw("a", special=False) != self._raw("\na", special=False)[len(self._newline) :]
+        self._adds_space = self._raw("a").tolist() != self._raw("\na").tolist()[len(self._newline) :]
 
-    def _raw(self, text: str, *, special: bool) -> list[int]:
+    def _raw(self, text: str, *, special: bool = False) -> TokenIds:
         data = text.encode()
-        count = -L.llama_tokenize(self._vocab, data, len(data), None, 0, False, special)
-        if count <= 0:
-            return []
-        tokens = (L.llama_token * count)()
-        written = L.llama_tokenize(self._vocab, data, len(data), tokens, count, False, special)
-        if written != count:
-            raise LlamaError(f"tokenizing {len(data)} bytes gave {written} tokens where {count} were announced")
-        return list(tokens)
+        room = len(data) + 8  # of most texts no more tokens come than bytes, so that one call is enough
+        while True:
+            tokens = (L.llama_token * room)()
+            count = int(L.llama_tokenize(self._vocab, data, len(data), tokens, room, False, special))
+            if count >= 0:
+                return np.frombuffer(tokens, np.int32, count).copy()
+            if -count <= room:
+                raise LlamaError(f"tokenizing {len(data)} bytes gave {-count} tokens and no room for them in {room}")
+            room = -count
 
-    def _continued(self, text: str, *, special: bool) -> list[int]:
+    def _continued(self, text: str, *, special: bool = False) -> TokenIds:
         if not self._adds_space:
             return self._raw(text, special=special)
         tokens = self._raw("\n" + text, special=special)
         start = len(self._newline)
-        return tokens[start:] if tokens[:start] == self._newline else self._raw(text, special=special)
+        return tokens[start:] if tokens[:start].tolist() == self._newline else self._raw(text, special=special)
 
     def encode(self, pieces: Sequence[Piece], *, start: bool) -> list[int]:
-        """Token ids; neighbouring pieces of one kind are tokenized together. See ``Engine.encode``."""
+        """Token ids; neighbouring pieces of one kind are tokenized together. See ``Engine.encode``.
+
+        Raises:
+            UnwritableTextError: A character of a text that only a control token stands for.
+        """
         tokens: list[int] = []
-        first = True
+        begins = start
         for text, control in _merge(pieces):
-            encode = self._raw if first and start else self._continued
-            tokens += encode(text, special=control)
-            first = False
-        if start and self.adds_bos:
-            while tokens[:1] == [self.bos]:
-                del tokens[0]
-            tokens.insert(0, self.bos)
+            if not control:
+                tokens += self._encode_text(text, begins=begins)
+            else:
+                found = (self._raw if begins else self._continued)(text, special=True).tolist()
+                # The begin-of-text token is put there below, once.
+                written = next((at for at, token in enumerate(found) if token != self.bos), len(found))
+                tokens += found[written if start and self.adds_bos and not tokens else 0 :]
+            begins = False
+        return [self.bos, *tokens] if start and self.adds_bos else tokens
+
+    def _encode_text(self, text: str, *, begins: bool) -> list[int]:
+        tokens: list[int] = []
+        for piece in self._lookalikes.cut(text):
+            tokens += self._encode_whole(piece, begins=begins, cuts=(self._markers.cut, words, list))
+            begins = False
         return tokens
+
+    def _encode_whole(self, text: str, *, begins: bool, cuts: Sequence[Callable[[str], Iterable[str]]]) -> list[int]:
+        """Tokens of a text as llama.cpp gives them; with a marker among them, those of ever smaller pieces."""
+        tokens = (self._raw if begins else self._continued)(text)
+        if not (self._forbidden[tokens] | (tokens < 0)).any():
+            return list(tokens.tolist())
+        if not cuts:
+            raise UnwritableTextError(
+                f"the character {text!r} (U+{ord(text):04X}) is only a control token in the model's vocabulary"
+            )
+        pieces: list[int] = []
+        for piece in cuts[0](text):
+            pieces += self._encode_whole(piece, begins=begins, cuts=cuts[1:])
+            begins = False
+        return pieces
+
+    @cached_property
+    def _attributes(self) -> list[int]:
+        return [int(L.llama_vocab_get_attr(self._vocab, token)) for token in range(self.size)]
+
+    def _spelling(self, token: int) -> str:
+        return bytes(L.llama_vocab_get_text(self._vocab, token)).decode("utf-8", "replace")
+
+    @cached_property
+    def _unknown(self) -> frozenset[int]:
+        """Tokens that stand for characters without one: of a vocabulary that has bytes for these, none."""
+        return frozenset(
+            token
+            for token in self._raw(RARE).tolist()
+            if token >= 0 and self._attributes[token] & (CONTROL | UNKNOWN)
+        )
+
+    @cached_property
+    def _forbidden(self) -> npt.NDArray[np.bool_]:
+        """Tokens that callers' text may not become, shape ``(vocabulary,)``."""
+        template = self._model.chat_template or ""
+        forbidden = np.zeros(self.size, np.bool_)
+        for token, attributes in enumerate(self._attributes):
+            if attributes != NORMAL and is_marker(self._spelling(token), attributes, template=template):
+                forbidden[token] = True
+        for token in (self.bos, self.eos):
+            if token >= 0 and looks_special(self._spelling(token)):
+                forbidden[token] = True
+        forbidden[list(self._unknown)] = False
+        return forbidden
+
+    @cached_property
+    def _markers(self) -> Spellings:
+        return spellings(self._spelling(int(token)) for token in np.flatnonzero(self._forbidden))
+
+    @cached_property
+    def _lookalikes(self) -> Spellings:
+        """Spellings of bytes and of the unknown token, where the tokenizer takes them for these.
+
+        The tokens themselves are no sign of it: they also stand for characters that have no token of their own.
+        """
+        found = []
+        for token, attributes in enumerate(self._attributes):
+            if attributes & BYTE or token in self._unknown:
+                spelling = self._spelling(token)
+                if token in self._continued(spelling):
+                    found.append(spelling)
+        return spellings(found)
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
         """The bytes of one token; control tokens give none unless ``special``."""

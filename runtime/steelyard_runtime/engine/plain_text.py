@@ -1,0 +1,119 @@
+"""Which tokens callers' text may never become, and where to cut a text that spells one of them.
+
+llama.cpp tokenizes text without its control tokens, but it matches user-defined tokens in any text, some tokenizers
+join characters to tokens of every type, and others look all tokens up. So what it gave is checked, token by token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+UNKNOWN, UNUSED, NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 2, 4, 8, 16, 32
+"""Bits of ``enum llama_token_attr``."""
+SPACE_MARK = "\u2581"
+"""The spelling of a space in SentencePiece vocabularies."""
+ELEMENTS = frozenset(
+    {"a", "b", "blockquote", "body", "br", "caption", "code", "div", "em", "footer", "h1", "h2", "h3", "h4", "h5", "h6"}
+    | {"head", "header", "hr", "html", "i", "iframe", "li", "ol", "p", "pre", "span", "strong", "sub", "sup", "table"}
+    | {"tbody", "td", "tfoot", "th", "thead", "tr", "u", "ul"}
+)
+"""HTML elements whose tags are text. Gemma has tags as user-defined tokens, to read documents with. Those that are also
+names of images (``<img>``) or of the begin of a text (``<s>``) are not among them."""
+
+_TAG = re.compile(r"</?([a-z]+[1-6]?)>")
+_WORD_CHARACTERS = frozenset("'\u2019-")
+
+
+class UnwritableTextError(ValueError):
+    """A character of a text that the vocabulary has as a control token only."""
+
+
+def is_marker(spelling: str, attributes: int, *, template: str = "") -> bool:
+    r"""Whether a token structures prompts, so that text may not become it.
+
+    Control tokens do. User-defined and unused tokens do unless they are plainly text: one character, white space, one
+    character repeated, a word, or a tag of an HTML element in ``ELEMENTS`` that the chat template does not write.
+    When in doubt a token is a marker: its spelling is then read as its characters, which costs a few tokens.
+
+    Args:
+        spelling: The token's text as the file has it.
+        attributes: Bits of ``enum llama_token_attr``.
+        template: The source of the model's chat template.
+
+    Examples:
+        >>> [is_marker(text, USER_DEFINED) for text in ("<think>", "[PAD7]", "\n\n", "<td>", "naïve", "====")]
+        [True, True, False, False, False, False]
+    """
+    if attributes & (CONTROL | UNKNOWN):
+        return True
+    if attributes & (NORMAL | BYTE):
+        return False
+    text = spelling.replace(SPACE_MARK, " ").strip()
+    if len(set(text)) <= 1:
+        return False
+    if all(character.isalnum() or character.isspace() or character in _WORD_CHARACTERS for character in text):
+        return False
+    tag = _TAG.fullmatch(text)
+    return not (tag and tag[1] in ELEMENTS and text not in template)
+
+
+def looks_special(spelling: str) -> bool:
+    """Whether a token that the file names as the begin or the end of a text is more than a piece of text.
+
+    llama.cpp names some token where the file names none; that one may be a comma.
+    """
+    text = spelling.strip(SPACE_MARK + " ")
+    return len(text) > 2 and not text[0].isalnum() and not text[-1].isalnum() and any(map(str.isalnum, text))
+
+
+@dataclass(frozen=True)
+class Spellings:
+    """Strings to look for in texts, each of at least two characters. Linear in the text.
+
+    Examples:
+        >>> list(Spellings(frozenset({"<a>", "a><"})).cut("x<a><b"))
+        ['x<', 'a', '><b']
+    """
+
+    spellings: frozenset[str]
+
+    def cut(self, text: str) -> Iterator[str]:
+        """Pieces of ``text``, cut behind the first character of each spelling, so that no piece holds a whole one."""
+        start = 0
+        for end in self._inside(text):
+            yield text[start:end]
+            start = end
+        yield text[start:]
+
+    def _inside(self, text: str) -> Iterator[int]:
+        if self.spellings:
+            for found in self._beginnings.finditer(text):
+                at = found.start()
+                if any(text[at : at + size] in self.spellings for size in self._sizes[found[1]]):
+                    yield at + 1
+
+    @cached_property
+    def _sizes(self) -> dict[str, tuple[int, ...]]:
+        sizes: dict[str, set[int]] = {}
+        for spelling in self.spellings:
+            sizes.setdefault(spelling[:2], set()).add(len(spelling))
+        return {beginning: tuple(sorted(found)) for beginning, found in sizes.items()}
+
+    @cached_property
+    def _beginnings(self) -> re.Pattern[str]:
+        # A look-ahead, because spellings may overlap.
+        return re.compile(f"(?=({'|'.join(map(re.escape, sorted(self._sizes)))}))", re.DOTALL)
+
+
+def spellings(texts: Iterable[str]) -> Spellings:
+    """Token texts as callers would write them: as they are, and with spaces for the marks that stand for them."""
+    written = {variant for text in texts for variant in (text, text.replace(SPACE_MARK, " "))}
+    return Spellings(frozenset(text for text in written if len(text) > 1))
+
+
+def words(text: str) -> Sequence[str]:
+    """The words of a text, each with the white space before it; joined they are the text."""
+    return re.findall(r"\s*\S+|\s+\Z", text)
