@@ -285,9 +285,7 @@ class Vocabulary:
     def _unknown(self) -> frozenset[int]:
         """Tokens that stand for characters without one: of a vocabulary that has bytes for these, none."""
         return frozenset(
-            token
-            for token in self._raw(RARE).tolist()
-            if token >= 0 and self._attributes[token] & (CONTROL | UNKNOWN)
+            token for token in self._raw(RARE).tolist() if token >= 0 and self._attributes[token] & (CONTROL | UNKNOWN)
         )
 
     @cached_property

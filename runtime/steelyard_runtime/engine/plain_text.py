@@ -7,6 +7,7 @@ join characters to tokens of every type, and others look all tokens up. So what 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,6 @@ ELEMENTS = frozenset(
 names of images (``<img>``) or of the begin of a text (``<s>``) are not among them."""
 
 _TAG = re.compile(r"</?([a-z]+[1-6]?)>")
-_WORD_CHARACTERS = frozenset("'\u2019-")
 
 
 class UnwritableTextError(ValueError):
@@ -54,7 +54,7 @@ def is_marker(spelling: str, attributes: int, *, template: str = "") -> bool:
     text = spelling.replace(SPACE_MARK, " ").strip()
     if len(set(text)) <= 1:
         return False
-    if all(character.isalnum() or character.isspace() or character in _WORD_CHARACTERS for character in text):
+    if all(_in_word(character) or character.isspace() for character in text):
         return False
     tag = _TAG.fullmatch(text)
     return not (tag and tag[1] in ELEMENTS and text not in template)
@@ -66,7 +66,12 @@ def looks_special(spelling: str) -> bool:
     llama.cpp names some token where the file names none; that one may be a comma.
     """
     text = spelling.strip(SPACE_MARK + " ")
-    return len(text) > 2 and not text[0].isalnum() and not text[-1].isalnum() and any(map(str.isalnum, text))
+    return len(text) > 2 and not _in_word(text[0]) and not _in_word(text[-1]) and any(map(_in_word, text))
+
+
+def _in_word(character: str) -> bool:
+    """Letters, their accents and digits, of every script, and what joins them."""
+    return character in "'\u2019-" or unicodedata.category(character)[0] in "LMN"
 
 
 @dataclass(frozen=True)
