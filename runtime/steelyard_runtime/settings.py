@@ -176,6 +176,11 @@ class Settings(BaseSettings):
         10.0, description="Longest a request body may take to arrive, in seconds."
     )
     max_json_depth: Annotated[int, Field(ge=4, le=512)] = Field(64, description="Deepest nesting of a JSON body.")
+    max_json_structure: Annotated[int, Field(ge=1024, le=1 << 20)] = Field(
+        200_000,
+        description="Most structural characters of a JSON body: [ ] { } : , outside of strings. They bound how long "
+        "one request holds up all others.",
+    )
     max_questions: Annotated[int, Field(ge=1, le=400)] = Field(
         64, description="Questions (or decisions) in one request."
     )

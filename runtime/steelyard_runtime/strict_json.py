@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from itertools import accumulate
 from typing import Any, NoReturn
+
+import numpy as np
 
 from steelyard_runtime.errors import Kind, Problem
 
@@ -19,51 +20,59 @@ MAX_INTEGER_DIGITS = 4300
 
 _SHOWN = 80
 _BOM = b"\xef\xbb\xbf"
-_BRACKETS_AND_QUOTES = b'[]{}"'
+_STRUCTURAL = b"[]{}:,"
+_QUOTE = 0x22
 _ALL_BYTES = bytes(range(256))
-_NOT_STRUCTURE = bytes(byte for byte in _ALL_BYTES if byte not in _BRACKETS_AND_QUOTES)
-# Signed steps of the depth: 1 for an opening bracket, -1 (255 as a signed byte) for a closing one.
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_IS_STRUCTURAL = np.isin(np.arange(256, dtype=np.uint8), np.frombuffer(_STRUCTURAL, np.uint8))
+# Signed steps of the depth.
+_STEPS = np.zeros(256, np.int32)
+_STEPS[[*b"[{"]] = 1
+_STEPS[[*b"]}"]] = -1
+BLOCK = 256 << 10
+"""Bytes that are looked at in one step."""
 _NUMERIC_CLASSES = bytes.maketrans(
     _ALL_BYTES, bytes(0x64 if 48 <= byte <= 57 else 0x65 if byte in b"eE" else 0x20 for byte in _ALL_BYTES)
 )
-_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 _STRING_OR_CONSTANT = re.compile(r'"(?:[^"\\]|\\.)*+"|(NaN|-?Infinity)', re.DOTALL)
-_MAYBE_SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
-_ESCAPE = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
-    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"  # half of one
-    rb"|\\.",
-    re.DOTALL,
+_HALF_SURROGATE = re.compile(
+    rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
 )
 
 
-def parse(body: bytes, *, max_depth: int) -> Any:
-    """The value of a JSON document.
+def parse(body: bytes, *, max_depth: int, max_structure: int) -> Any:
+    """Return the value of a JSON document.
 
     Args:
         body: The document, UTF-8 without a byte order mark.
         max_depth: Most arrays and objects inside each other; ``[]`` has depth 1. At most 512, which stays within
             Python's recursion limit.
+        max_structure: Most structural characters (``[ ] { } : ,`` outside of strings). They bound how many values the
+            document has, and so how long the parser and everything that walks the value hold the interpreter.
 
     Raises:
-        Problem: ``MALFORMED_JSON``; the message says what is wrong and where.
+        Problem: ``MALFORMED_JSON``; the message says what is wrong and where. ``BODY_TOO_LARGE`` for more structural
+            characters than ``max_structure``.
     """
-    text = _decode(body)
-    if not text.strip(" \t\n\r"):
+    if not body.strip(b" \t\n\r"):
         _refuse("The request has an empty body; send a JSON object")
-    _check_depth(body, max_depth)
-    _check_surrogates(body)
-    classes = body.translate(_NUMERIC_CLASSES)
+    # Without escapes every quote delimits a string; the other characters keep their places.
+    bare = body.replace(b"\\\\", b"  ").replace(b'\\"', b"  ") if b"\\" in body else body
+    _check_structure(bare, max_depth=max_depth, max_structure=max_structure)
+    _check_surrogates(bare)
+    classes = bare.translate(_NUMERIC_CLASSES)
     # Only a number with an exponent or with hundreds of digits can overflow: without one the faster parser will do.
-    may_overflow = b"de" in classes or b"d" * 300 in classes
+    long_numbers = b"d" * 300 in classes
+    may_overflow = long_numbers or b"de" in classes
+    del bare, classes  # as large as the body each
+    text = _decode(body)
     try:
         return json.loads(
             text,
             object_pairs_hook=_object,
             parse_constant=lambda name: _refuse_constant(name, text),
             parse_float=_finite if may_overflow else None,
-            parse_int=_integer if b"d" * MAX_INTEGER_DIGITS in classes else None,
+            parse_int=_integer if long_numbers else None,
         )
     except json.JSONDecodeError as error:
         _refuse(f"The body is not valid JSON: {error.msg} at {_place(text, error.pos)}")
@@ -82,45 +91,46 @@ def _decode(body: bytes) -> str:
         _refuse(f"The body is not valid UTF-8: byte 0x{body[error.start]:02x} at byte offset {error.start}")
 
 
-def _check_depth(body: bytes, max_depth: int) -> None:
-    if body.count(b"[") + body.count(b"{") <= max_depth:
-        return
-    # Without escapes every quote delimits a string. Adjacent quotes can go, since that changes no bracket's side.
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
-    structure = bare.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
-    if b'"' in structure:
-        structure = b"".join(structure.split(b'"')[::2])
-    steps = memoryview(structure.translate(_STEPS)).cast("b")
-    if max(accumulate(steps), default=0) <= max_depth:
-        return
-    _refuse(
-        f"Arrays and objects are nested more than {max_depth} deep at byte offset {_too_deep_at(body, max_depth)}; "
-        f"the limit is {max_depth}"
-    )
+def _check_structure(bare: bytes, *, max_depth: int, max_structure: int) -> None:
+    """Bound structural characters and depth before anything recurses or is allocated for a value.
 
-
-def _too_deep_at(body: bytes, max_depth: int) -> int:
-    """Byte offset of the bracket that goes one level too deep."""
-    depth = 0
-    offset = 0
-    for match in _STRING_OR_BRACKET.finditer(body):
-        offset = match.start()
-        first = body[offset]
-        depth += 1 if first in b"[{" else -1 if first in b"]}" else 0
-        if depth > max_depth:
-            break
-    return offset
-
-
-def _check_surrogates(body: bytes) -> None:
-    if _MAYBE_SURROGATE.search(body) is None:
-        return
-    for match in _ESCAPE.finditer(body):
-        if match[1] is not None:
-            _refuse(
-                f"The escape {match[1].decode()} at byte offset {match.start()} is half of a surrogate pair and "
-                "stands for no character; send both halves, or the character itself"
+    Works block by block in numpy, which gives way to other threads.
+    """
+    counted = depth = 0
+    inside = False
+    for start in range(0, len(bare), BLOCK):
+        block = np.frombuffer(bare, np.uint8, count=min(BLOCK, len(bare) - start), offset=start)
+        in_string = np.logical_xor.accumulate(block == _QUOTE) ^ inside
+        inside = bool(in_string[-1])
+        places = np.flatnonzero(_IS_STRUCTURAL[block] & ~in_string)
+        counted += len(places)
+        if counted > max_structure:
+            raise Problem(
+                Kind.BODY_TOO_LARGE,
+                f"The body has more than {max_structure} of the characters [ ] {{ }} : , outside of strings, and "
+                f"{max_structure} are allowed: send fewer values in one request, or raise max_json_structure on the "
+                "server.",
+                counts={"limit": max_structure},
             )
+        if not len(places):
+            continue
+        depths = depth + np.cumsum(_STEPS[block[places]])
+        depth = int(depths[-1])
+        if depths.max() > max_depth:
+            offset = start + int(places[np.argmax(depths > max_depth)])
+            _refuse(
+                f"Arrays and objects are nested more than {max_depth} deep at byte offset {offset}; the limit is "
+                f"{max_depth}"
+            )
+
+
+def _check_surrogates(bare: bytes) -> None:
+    match = _HALF_SURROGATE.search(bare)
+    if match is not None:
+        _refuse(
+            f"The escape {match[0].decode()} at byte offset {match.start()} is half of a surrogate pair and "
+            "stands for no character; send both halves, or the character itself"
+        )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steelyard_runtime import strict_json
 from steelyard_runtime.errors import Kind, Problem
-from steelyard_runtime.strict_json import MAX_INTEGER_DIGITS, parse
+from steelyard_runtime.strict_json import MAX_INTEGER_DIGITS
 
 SCALARS = (
     st.none()
@@ -27,6 +29,10 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TRICKY | st.text(max_size=5), inner, max_size=4),
     max_leaves=25,
 )
+
+
+def parse(body: bytes, *, max_depth: int, max_structure: int = 1 << 20) -> Any:
+    return strict_json.parse(body, max_depth=max_depth, max_structure=max_structure)
 
 
 def depth_of(value: object) -> int:
@@ -209,3 +215,50 @@ def test_what_looks_wrong_and_is_not(body: bytes, value: object) -> None:
 def test_documents_with_more_brackets_than_the_limit(values: list[object]) -> None:
     body = json.dumps([values, [[]] * 80]).encode()
     assert repr(parse(body, max_depth=60)) == repr(json.loads(body))
+
+
+def structure_of(value: object) -> int:
+    """How many of [ ] { } : , a compact text of ``value`` has outside of strings."""
+    if isinstance(value, list):
+        return 2 + max(0, len(value) - 1) + sum(map(structure_of, value))
+    if isinstance(value, dict):
+        return 2 + max(0, len(value) - 1) + len(value) + sum(map(structure_of, value.values()))
+    return 0
+
+
+def too_much(body: bytes, *, max_structure: int) -> bool:
+    with suppress(Problem):
+        parse(body, max_depth=64, max_structure=max_structure)
+        return False
+    with pytest.raises(Problem) as caught:
+        parse(body, max_depth=64, max_structure=max_structure)
+    assert caught.value.kind is Kind.BODY_TOO_LARGE
+    assert caught.value.counts == {"limit": max_structure}
+    assert "max_json_structure" in caught.value.message
+    return True
+
+
+@given(VALUES)
+def test_the_limit_on_structural_characters_is_exact(value: object) -> None:
+    body = json.dumps([value, "[]{}:,"], indent=1).encode()
+    structure = structure_of([value, ""])
+    assert not too_much(body, max_structure=structure)
+    assert too_much(body, max_structure=structure - 1)
+
+
+@pytest.mark.parametrize("filler", ["a", "\\", ",", '"', "é"])
+def test_a_string_goes_on_from_block_to_block(filler: str) -> None:
+    for size in range(strict_json.BLOCK - 6, strict_json.BLOCK + 2):
+        text = filler * (size // len(filler))
+        body = json.dumps([text, [text + "]"]], ensure_ascii=False).encode()
+        assert not too_much(body, max_structure=5)
+        assert too_much(body, max_structure=4)
+
+
+@pytest.mark.parametrize("item", [b"[]", b"{}", b"0", b'""', b'{"a":[]}'])
+def test_four_mebibytes_of_values_are_refused_before_one_of_them_is_made(
+    item: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strict_json.json, "loads", None)
+    body = b'{"state":[' + (item + b",") * ((4 << 20) // (len(item) + 1)) + b"0]}"
+    assert too_much(body, max_structure=200_000)

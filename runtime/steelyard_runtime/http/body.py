@@ -34,7 +34,13 @@ async def read_json(request: Request, settings: Settings) -> Any:
     if settings.log_raw_text:
         record_of(request).raw_body = body.decode("utf-8", errors="replace")
     record_of(request).body_bytes = len(body)
-    return await beside_the_loop(request, strict_json.parse, body, max_depth=settings.max_json_depth)
+    return await beside_the_loop(
+        request,
+        strict_json.parse,
+        body,
+        max_depth=settings.max_json_depth,
+        max_structure=settings.max_json_structure,
+    )
 
 
 async def beside_the_loop(request: Request, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
