@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Decision
 
+from option_strategies import OPTION_NAMES
 from steelyard_runtime.contracts import openai_decisions
 from steelyard_runtime.contracts.limits import Limits
+from steelyard_runtime.contracts.option_names import looks
 from steelyard_runtime.errors import Kind, Problem
 
 PREDICATE: dict[str, Any] = {"type": "predicate", "instructions": "The customer is angry."}
@@ -43,12 +45,12 @@ QUESTIONS = st.one_of(
             "instructions": INSTRUCTIONS,
             "choices": st.lists(
                 st.fixed_dictionaries(
-                    {"value": st.booleans() | TEXT | st.sampled_from(["true", "false", '"true"'])},
+                    {"value": st.booleans() | OPTION_NAMES | st.sampled_from(["true", "false", '"true"'])},
                     optional={"description": st.none() | st.text(max_size=8)},
                 ),
                 min_size=2,
                 max_size=8,
-                unique_by=lambda choice: (type(choice["value"]), choice["value"]),
+                unique_by=lambda choice: (type(choice["value"]), looks(str(choice["value"]))),
             ),
         },
         optional=NAME,
@@ -58,7 +60,9 @@ QUESTIONS = st.one_of(
             "type": st.just("score"),
             "instructions": INSTRUCTIONS,
             "levels": st.lists(
-                st.fixed_dictionaries({"label": TEXT}, optional={"description": st.none() | st.text(max_size=8)}),
+                st.fixed_dictionaries(
+                    {"label": OPTION_NAMES}, optional={"description": st.none() | st.text(max_size=8)}
+                ),
                 min_size=2,
                 max_size=12,
             ),

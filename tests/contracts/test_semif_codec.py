@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from option_strategies import different_names
 from steelyard_runtime.contracts import semif
 from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.errors import Kind, Problem
@@ -22,7 +23,7 @@ DECISION: dict[str, Any] = {
 }
 TEXT = st.text(min_size=1, max_size=12)
 STATES = TEXT | st.dictionaries(TEXT, st.none() | TEXT, min_size=1, max_size=3) | st.lists(TEXT, min_size=1, max_size=3)
-OPTIONS = st.lists(TEXT, min_size=2, max_size=12, unique=True).flatmap(
+OPTIONS = different_names(min_size=2, max_size=12).flatmap(
     lambda ids: st.tuples(
         *[
             st.fixed_dictionaries({"id": st.just(name)}, optional={"description": st.none() | st.text(max_size=12)})
@@ -152,7 +153,7 @@ def test_the_state_as_the_model_reads_it(state: Any, text: str) -> None:
 
 
 def test_ids_and_options_in_any_script(identity, answers_for) -> None:
-    names = ["환불 요청", "配送", "שלום", "🙂", "a\u0000b", "é", "e\u0301"]
+    names = ["환불 요청", "配送", "שלום", "🙂", "نامه\u200cها", "e\u0301", "caso", "CASO", "🏳\ufe0f\u200d🌈"]
     decoded = semif.decode(changed(id="질문 🎯", options=[{"id": name} for name in names]), limits=Limits())
     result = semif.encode(decoded, answers_for(decoded.request), identity=identity, timing_ms=1.0)["result"]
     assert result["id"] == "질문 🎯"

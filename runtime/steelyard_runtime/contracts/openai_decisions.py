@@ -55,6 +55,7 @@ from steelyard_runtime.contracts.answer_details import (
     score_confidence,
 )
 from steelyard_runtime.contracts.limits import MAX_OPTIONS, Limits
+from steelyard_runtime.contracts.option_names import RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
@@ -284,6 +285,7 @@ class ChoiceModel(Strict):
 
     value: Annotated[
         Any,
+        Field(description=RULE),
         PlainValidator(_choice_value),
         WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"type": "boolean"}]}),
     ]
@@ -292,6 +294,7 @@ class ChoiceModel(Strict):
 
 def _unique_choices(choices: list[ChoiceModel]) -> list[ChoiceModel]:
     refuse_repeated((choice.value for choice in choices), "choice")
+    check_names((choice.value for choice in choices if isinstance(choice.value, str)), "choice")
     return choices
 
 
@@ -316,6 +319,13 @@ class Level(Strict):
     description: StrictStr | None = None
 
 
+def _readable_levels(levels: list[Level]) -> list[Level]:
+    # Levels are told apart by their order, so that equal ones are allowed.
+    for level in levels:
+        check_names([level.label], "label")
+    return levels
+
+
 class Score(Strict):
     """Rate the input against ordered levels, low to high; the first has the value 0."""
 
@@ -323,6 +333,7 @@ class Score(Strict):
     instructions: Instructions
     levels: Annotated[
         list[Level],
+        AfterValidator(_readable_levels),
         Field(json_schema_extra={"minItems": 2, "maxItems": MAX_OPTIONS}),
         sized(list, "level", low=2, high=lambda limits: limits.max_options, setting="max_options", bound=MAX_OPTIONS),
     ]

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, RootModel, StrictStr, ValidationErro
 
 from steelyard_runtime.contracts.answer_details import ModelIdentity, argmax, timing, tokens
 from steelyard_runtime.contracts.limits import MAX_OPTIONS, Limits
+from steelyard_runtime.contracts.option_names import RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
@@ -38,12 +39,13 @@ NAME = "semif"
 class OptionModel(Strict):
     """One declared answer."""
 
-    id: NonEmpty = Field(description="Returned unchanged.")
+    id: NonEmpty = Field(description="Returned unchanged. " + RULE)
     description: StrictStr | None = Field(None, description="What the option means; the model reads it after the id.")
 
 
 def _unique_options(options: list[OptionModel]) -> list[OptionModel]:
     refuse_repeated((option.id for option in options), "option id")
+    check_names((option.id for option in options), "option id")
     return options
 
 

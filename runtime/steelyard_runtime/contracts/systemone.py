@@ -22,6 +22,7 @@ from steelyard_runtime.contracts.answer_details import (
     score_confidence,
 )
 from steelyard_runtime.contracts.limits import MAX_OPTIONS, Limits
+from steelyard_runtime.contracts.option_names import RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
@@ -67,6 +68,8 @@ class Noul(Strict):
 def _named_options(options: Any) -> Any:
     if isinstance(options, dict) and "" in options:
         raise fault("empty_name", "an option has the empty string as its name; every option needs a name")
+    if isinstance(options, dict):
+        check_names(options, "option name")
     return options
 
 
@@ -78,7 +81,7 @@ class Choice(Strict):
     criteria: Annotated[
         dict[str, MaybeContent],
         Field(
-            description="Option names with what each means.",
+            description="Option names with what each means. " + RULE,
             json_schema_extra={"minProperties": 2, "maxProperties": MAX_OPTIONS, "propertyNames": {"minLength": 1}},
         ),
         BeforeValidator(_named_options),
