@@ -1,14 +1,13 @@
 """The CDK app: an environment and a release become stacks.
 
-`cdk synth` is of dev with the sample release; `-c environment=NAME` and `-c release=ID` name others, `-c bases=FILE`
-another list of the containers that images are built on.
+`cdk synth` is of dev with the sample release; `-c environment=NAME` (or `env`) and `-c release=ID` name others,
+`-c bases=FILE` another list of the containers that images are built on. Any other key is refused.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from steelyard.nodejs import use_packaged_node
 
@@ -16,11 +15,12 @@ use_packaged_node()  # before aws_cdk, which starts Node.js when it is imported
 
 import aws_cdk as cdk  # noqa: E402
 
+from stacks.context import choices  # noqa: E402
 from stacks.environment_app import add_environment, pinned_context  # noqa: E402
-from steelyard.environment import DEFAULT, environment_names, load_environment  # noqa: E402
+from steelyard.environment import environment_names, load_environment  # noqa: E402
 from steelyard.exit_codes import CommandError  # noqa: E402
-from steelyard.releases.bases import FILE, load_bases  # noqa: E402
-from steelyard.releases.manifest import SAMPLE, load_release  # noqa: E402
+from steelyard.releases.bases import load_bases  # noqa: E402
+from steelyard.releases.manifest import load_release  # noqa: E402
 from steelyard_constructs.refusal import Refused  # noqa: E402
 
 
@@ -33,10 +33,9 @@ def main() -> None:
         # It takes half of the time of a synth. The tests run it, with cfn-lint and cdk-nag, over every environment.
         builtin_cloud_formation_validation=False,
     )
-    chosen = app.node.try_get_context("environment") or DEFAULT
-    release = load_release(app.node.try_get_context("release") or SAMPLE)
-    bases = load_bases(Path(app.node.try_get_context("bases") or FILE))
-    for name in environment_names() if chosen == "all" else [chosen]:
+    chosen = choices(app.node.get_all_context())
+    release, bases = load_release(chosen.release), load_bases(chosen.bases)
+    for name in environment_names() if chosen.environment == "all" else [chosen.environment]:
         add_environment(app, load_environment(name), release, bases)
     app.synth()
 

@@ -107,6 +107,25 @@ def test_a_refusal_is_a_sentence(context: dict[str, str], sentences: list[str], 
         assert sentence in done.stderr
 
 
+def cdk(*words: str) -> subprocess.CompletedProcess[str]:
+    """The CDK's command line, as a person starts it in the checkout."""
+    return subprocess.run([*cdk_command(), *words], cwd=ROOT, env=clean(), capture_output=True, text=True, check=False)
+
+
+def test_the_command_line_refuses_an_unknown_key_and_synthesizes_nothing(tmp_path: Path) -> None:
+    """Otherwise ``cdk deploy -c environmnt=prod`` deploys dev."""
+    done = cdk("synth", "--quiet", "-c", "environmnt=prod", "--output", str(tmp_path))
+    assert done.returncode != 0
+    assert "did you mean environment?" in done.stderr
+    assert list(tmp_path.glob("*.template.json")) == []
+
+
+def test_env_means_environment_on_the_command_line(tmp_path: Path) -> None:
+    done = cdk("list", "-c", "env=staging", "-c", "environment=staging", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert {line.split("-")[1] for line in done.stdout.split()} == {"staging"}
+
+
 def test_a_release_that_does_not_fit_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     content = json.loads((ROOT / "releases" / "sample.json").read_text())
     content["id"] = "mine"
