@@ -17,7 +17,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from steelyard.cli import app
+from steelyard.commands.root import app
 from steelyard.environment import (
     Alarms,
     Artifacts,
@@ -113,7 +113,7 @@ def commands_page() -> str:
     for name, command in _commands(typer.main.get_command(app), "steelyard"):
         help_text = inspect.cleandoc(command.help or "")
         rows = [
-            [f"`{_parameter_name(parameter)}`", " ".join(str(parameter.help or "").replace("\\[", "[").split())]
+            [f"`{_parameter_name(parameter)}`", " ".join(str(parameter.help or "").split())]
             for parameter in command.params
             if parameter.name != "help"
         ]

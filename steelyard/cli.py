@@ -1,73 +1,54 @@
-"""The ``steelyard`` command: one module per subcommand in ``steelyard/commands``."""
+"""The entry point of the ``steelyard`` command; the commands themselves are in ``steelyard/commands``.
+
+Nothing but the standard library is imported with this module: importing the commands takes half a second, in which
+Ctrl-C must not print a traceback.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
-import typer
-
-from steelyard import console
-from steelyard.commands import bench, chat, cloud, decide, demo, doctor, down, invoke, model, release, serve, sweep, up
 from steelyard.exit_codes import CommandError, ExitCode
-
-app = typer.Typer(
-    name="steelyard",
-    help="Decisions and chat from a GGUF model, on your machine and on Amazon SageMaker AI.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("serve")(serve.command)
-app.command("decide")(decide.command)
-app.command("chat")(chat.command)
-app.add_typer(model.app, name="model")
-app.command("doctor")(doctor.command)
-app.add_typer(bench.app, name="bench")
-app.command("demo")(demo.command)
-app.command("up")(up.command)
-app.command("invoke")(invoke.command)
-app.command("down")(down.command)
-app.command("sweep")(sweep.command)
-app.add_typer(release.app, name="release")
-app.add_typer(cloud.app, name="cloud")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        console.out.print(version("steelyard"))
-        raise typer.Exit
-
-
-@app.callback()
-def _steelyard(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
-    ] = False,
-) -> None:
-    """Decisions and chat from a GGUF model, on your machine and on Amazon SageMaker AI."""
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit code and lets no traceback out for what a person did.
+    """Run one command.
 
-    Typer itself exits with 2 for a wrong command line and with 130 after Ctrl-C.
+    Args:
+        arguments: The words after ``steelyard``; those of the process unless given.
+
+    Returns:
+        The exit code. A wrong command line is 2, Ctrl-C is 130.
     """
+    from steelyard import console
+    from steelyard.commands.root import app
+
     try:
         app(arguments)
     except CommandError as error:
         return console.fail(error)
+    except KeyboardInterrupt:
+        # Between the moment when Ctrl-C raises again and the one from which typer catches it.
+        return _interrupted()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else ExitCode.OK
-        if code == ExitCode.INTERRUPTED:
-            console.note("interrupted")
-        return code
+        return _interrupted() if code == ExitCode.INTERRUPTED else code
     return ExitCode.OK
+
+
+def _interrupted() -> int:
+    from steelyard import console
+
+    console.note("interrupted")
+    return ExitCode.INTERRUPTED
+
+
+def _end(_signal: int, _frame: FrameType | None) -> NoReturn:
+    os._exit(ExitCode.INTERRUPTED)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
@@ -75,6 +56,21 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """The entry point. SIGTERM ends a command like Ctrl-C does, so that it cleans up."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    sys.exit(run())
+    """Run the command line of this process. SIGTERM ends a command like Ctrl-C does, so that it cleans up."""
+    # A parent that ignores Ctrl-C, such as nohup, means its children too.
+    numbers = [signal.SIGTERM, *([] if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else [signal.SIGINT])]
+    # While modules are imported, and when the command is over, nothing is there to be cleaned up. An exception that
+    # comes in the middle of an import may be turned into another one, or printed by the interpreter.
+    for number in numbers:
+        signal.signal(number, _end)
+    import steelyard.commands.root  # noqa: F401
+
+    try:
+        for number in numbers:
+            signal.signal(number, _interrupt)
+        code = run()
+    except KeyboardInterrupt:
+        code = int(ExitCode.INTERRUPTED)
+    for number in numbers:
+        signal.signal(number, _end)
+    sys.exit(code)

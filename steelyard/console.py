@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -26,6 +27,8 @@ out = Console()
 err = Console(stderr=True)
 
 BAR_CELLS = 24
+GAP = 2
+WIDEST_RULE = 100
 
 
 def fail(error: CommandError) -> int:
@@ -39,6 +42,41 @@ def fail(error: CommandError) -> int:
 def note(text: str) -> None:
     """One line on standard error."""
     err.print(Text(text, style="dim"), soft_wrap=True)
+
+
+def heading(text: str, *, to: Console | None = None) -> None:
+    """Print a line that heads what follows, whole in every width.
+
+    Args:
+        text: What it says.
+        to: Standard output unless given.
+    """
+    target = to or out
+    rule = "─" * max(2, min(target.width, WIDEST_RULE) - cell_len(text) - 4)
+    target.print(Text.assemble(("── ", "green"), text, (f" {rule}", "green")), soft_wrap=True)
+
+
+def rows(cells: Sequence[Sequence[str | Text]], *, heads: Sequence[str] = ()) -> None:
+    """Print rows of cells, of which only the terminal breaks a line: paths and names can be copied as they are.
+
+    Args:
+        cells: As many in each row. The lines of a last cell go below each other.
+        heads: What the columns are; nothing is printed without a row.
+    """
+    texts = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in cells]
+    if texts and heads:
+        texts.insert(0, [Text(head, style="dim") for head in heads])
+    widths = [max(cell_len(cell.plain) for cell in column) for column in list(zip(*texts, strict=True))[:-1]]
+    for *row, last in texts:
+        first, *further = last.split("\n") if last.plain else [Text()]
+        head = Text()
+        for cell, width in zip(row, widths, strict=True):
+            head.append_text(cell).append(" " * (width - cell_len(cell.plain) + GAP))
+        line = head + first
+        line.rstrip()
+        out.print(line, soft_wrap=True, highlight=False)
+        for each in further:
+            out.print(Text(" " * sum(width + GAP for width in widths)) + each, soft_wrap=True, highlight=False)
 
 
 class PullBar:

@@ -9,6 +9,7 @@ from typing import Any
 from steelyard.exit_codes import CommandError, ExitCode
 
 Json = dict[str, Any]
+PARTS = ("state", "question", "options")
 
 
 def usage(message: str, hint: str | None = None) -> CommandError:
@@ -98,13 +99,22 @@ def request_body(
         changes["options"] = [parse_option(option) for option in options]
     filled = [{"id": f"decision-{n}" if many else "decision"} | d | changes for n, d in enumerate(decisions, 1)]
     for decision in filled:
-        lacking = [key for key in ("state", "question", "options") if not decision.get(key) and "use" not in decision]
-        if lacking:
-            raise usage(
-                f"the decision {decision['id']!r} lacks {' and '.join(lacking)}",
-                "Give a file, or the flags --state, --question and --option (at least twice).",
-            )
+        _check_parts(decision)
     return {"decisions": filled} if many else {"decision": filled[0]}
+
+
+def _check_parts(decision: Json) -> None:
+    if "use" in decision:
+        return
+    lacking = [key for key in PARTS if decision.get(key) is None]
+    if lacking:
+        raise usage(
+            f"the decision {decision['id']!r} lacks {' and '.join(lacking)}",
+            "Give a file, or the flags --state, --question and --option (at least twice).",
+        )
+    if empty := [key for key in PARTS if decision[key] in ("", [], {})]:
+        verb = "is" if len(empty) == 1 and empty != ["options"] else "are"
+        raise usage(f"in the decision {decision['id']!r}, {' and '.join(empty)} {verb} empty")
 
 
 def _decisions(document: Any) -> tuple[bool, list[Json]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from steelyard_runtime.settings import listed
+
 
 def sentences(error: ValidationError) -> str:
-    """One line for each fault: its place in the file, what is wrong, and the value where it is short."""
-    return "\n".join(
-        f"- {'.'.join(str(step) for step in fault['loc']) or 'file'}: {_said(fault)}{_value(fault)}"
+    """Return one line for each fault: its place in the file, what is wrong, and the value where it is short."""
+    return listed(
+        f"{'.'.join(str(step) for step in fault['loc']) or 'file'}: {_said(fault)}{_value(fault)}"
         for fault in error.errors(include_url=False)
     )
 

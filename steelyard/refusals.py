@@ -5,29 +5,50 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from steelyard_runtime.settings import listed
+
 BUSY = 503
 SHORTEST_PAUSE_S = 0.05
 PAUSE_S = 1.0
+LONGEST_TEXT = 2000
 
 
 def message_of(body: Any) -> str:
-    """The sentence in an error body, from any of the contracts' shapes; other text as it is."""
+    """Return what an error body says, from any of the contracts' shapes: a sentence, or a line for each fault."""
     if not isinstance(body, dict):
-        return str(body)
+        return _bounded(str(body))
     error, detail = body.get("error"), body.get("detail")
     if isinstance(error, dict):
         return str(error.get("message", error))
     if isinstance(detail, dict):
         return str(detail.get("message", detail))
-    faults = ""
-    if isinstance(detail, list):
-        faults = "; ".join(f"{'.'.join(map(str, d.get('loc', ())))}: {d.get('msg', '')}" for d in detail)
     text = str(error or "")
-    return f"{text} ({faults})" if text and faults and faults not in text else text or faults or json.dumps(body)
+    faults = [_fault(each) for each in detail] if isinstance(detail, list) else []
+    if not faults:
+        return _bounded(text or json.dumps(body))
+    if len(faults) == 1:
+        return _bounded(text if faults[0] in text else f"{text} ({faults[0]})" if text else faults[0])
+    # Our own sentence is the first fault and how many more there are.
+    head = f"{len(faults)} faults" if not text or text.startswith(faults[0]) else text
+    return f"{head}:\n{listed(map(_bounded, faults))}"
+
+
+def _fault(detail: Any) -> str:
+    if not isinstance(detail, dict):
+        return str(detail)
+    place = detail.get("loc")
+    where = ".".join(map(str, place)) if isinstance(place, list | tuple) else ""
+    return f"{where}: {detail.get('msg', '')}" if where else str(detail.get("msg", detail))
+
+
+def _bounded(text: str) -> str:
+    """Return the text; of a page that a stranger's server sent, its beginning and how much was left out."""
+    left = len(text) - LONGEST_TEXT
+    return text if left <= 0 else f"{text[:LONGEST_TEXT]}... ({left} more characters)"
 
 
 def retry_after_s(status: int, body: Any) -> float | None:
-    """Seconds to wait before the same call may succeed; None when it will not.
+    """Return the seconds to wait before the same call may succeed; None when it will not.
 
     Args:
         status: The server's HTTP status.

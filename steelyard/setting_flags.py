@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
+from steelyard.commands import completion
 from steelyard.exit_codes import CommandError, ExitCode
 from steelyard_runtime.settings import Settings, SettingsError, load_settings
 
@@ -43,6 +44,7 @@ def with_setting_flags(command: Callable[..., None]) -> Callable[..., None]:
                     *flag_names(name, field),
                     help=_help(name, field),
                     show_default=False,
+                    autocompletion=completion.models if name == "model" else None,
                     rich_help_panel="Settings",
                 ),
             ],
@@ -74,8 +76,7 @@ def _flag_type(field: FieldInfo) -> Any:
 
 
 def _help(name: str, field: FieldInfo) -> str:
-    # The backslash keeps rich from reading the brackets as markup.
-    return f"{field.description} \\[env: {environment_name(name)}] \\[default: {shown_default(field)}]"
+    return f"{field.description} [env: {environment_name(name)}] [default: {shown_default(field)}]"
 
 
 def shown_default(field: FieldInfo) -> str:

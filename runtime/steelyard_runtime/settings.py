@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -52,6 +52,7 @@ _SERVICE_LINK = re.compile(
     re.ASCII,
 )
 _LONGEST_SHOWN = 80
+_MOST_FAULTS = 20
 
 
 class SettingsError(ValueError):
@@ -254,8 +255,8 @@ def load_settings(*, config: Path | None = None, **flags: Any) -> Settings:
     try:
         return chosen(**given)
     except ValidationError as error:
-        faults = "; ".join(_told(fault) for fault in error.errors(include_url=False))
-        raise SettingsError(f"the settings are wrong: {faults}") from error
+        faults = [_told(fault) for fault in error.errors(include_url=False)]
+        raise SettingsError(f"the settings are wrong: {one_per_line(faults)}") from error
 
 
 def _settings_above(entries: dict[str, Any]) -> type[Settings]:
@@ -289,7 +290,7 @@ def _check_names(environment: Mapping[str, str]) -> None:
         if not _is_service_link(name, value)
     ]
     if unknown:
-        raise SettingsError(f"the environment is wrong: {'; '.join(unknown)}")
+        raise SettingsError(f"the environment is wrong: {one_per_line(unknown)}")
 
 
 def _is_service_link(name: str, value: str) -> bool:
@@ -318,7 +319,7 @@ def _entries(config: Path) -> dict[str, Any]:
     if len(entries) < len(written):
         faults.append("it names a setting twice, in capitals and in small letters; keep one")
     if faults:
-        raise SettingsError(f"the settings file {where} is wrong: {'; '.join(faults)}")
+        raise SettingsError(f"the settings file {where} is wrong: {one_per_line(faults)}")
     return entries
 
 
@@ -343,18 +344,39 @@ def _told(fault: ErrorDetails, name: str = "") -> str:
     return f"{where}: {fault['msg'].removeprefix('Value error, ')} (given: {shown(fault['input'])})"
 
 
+def listed(faults: Iterable[str]) -> str:
+    """Return a line for each fault, none twice, and no more lines than a screen holds."""
+    different = list(dict.fromkeys(faults))
+    lines = [f"- {fault}" for fault in different[:_MOST_FAULTS]]
+    if left := len(different) - len(lines):
+        lines.append(f"- and {left} more")
+    return "\n".join(lines)
+
+
+def one_per_line(faults: Sequence[str]) -> str:
+    """Return a single fault as it is, and several as lines that follow the sentence before them."""
+    return faults[0] if len(set(faults)) == 1 else "\n" + listed(faults)
+
+
 def shown(value: Any) -> str:
     """A setting's value for a message."""
     text = "several settings" if isinstance(value, dict) else repr(value)
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
 
 
-def instead_of(name: str, known: Iterable[str], otherwise: str) -> str:
-    """What to write in place of an unknown name."""
+def instead_of(name: str, known: Iterable[str], otherwise: str, *, page: str = "docs/reference/settings.md") -> str:
+    """Return what to write in place of an unknown name.
+
+    Args:
+        name: The unknown one.
+        known: Those that there are.
+        otherwise: What to do where none is like it.
+        page: Where all names are.
+    """
     # Without our prefix, which alone would make any two names alike.
     names = {each.removeprefix(PREFIX): each for each in known}
     close = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1)
-    return f"did you mean {names[close[0]]}?" if close else f"{otherwise}; docs/reference/settings.md has all names"
+    return f"did you mean {names[close[0]]}?" if close else f"{otherwise}; {page} has all names"
 
 
 def _legible(text: str) -> str:

@@ -23,12 +23,14 @@ from steelyard.benchmarking import profile
 from steelyard.benchmarking.comparison import Comparison, Estimate, MeasureError
 from steelyard.benchmarking.tuning import CONFIRMATION, ROUNDS, Findings, default_settings, stages, tune
 from steelyard.benchmarking.workload import EngineSettings, Facts, Workbench
+from steelyard.commands import completion
+from steelyard.commands.app import App
 from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models import storage
 from steelyard_runtime.engine import cores, model_files
 from steelyard_runtime.settings import Settings
 
-app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+app = App(help="Measure this machine.")
 
 BUSY_SHARE = 0.25
 """Load per core above which a machine counts as busy."""
@@ -43,7 +45,13 @@ def _bench() -> None:
 def tune_command(
     *,
     model: Annotated[
-        str, typer.Option("--model", envvar="STEELYARD_MODEL", help="A name of the catalogue, or a GGUF file.")
+        str,
+        typer.Option(
+            "--model",
+            envvar="STEELYARD_MODEL",
+            help="A name of the catalogue, or a GGUF file.",
+            autocompletion=completion.models,
+        ),
     ] = Settings.model_fields["model"].default,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where the profile goes; without it, to standard output.")

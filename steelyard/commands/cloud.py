@@ -10,9 +10,12 @@ from typing import Annotated
 import typer
 
 from steelyard import console, local_cloud
-from steelyard.exit_codes import ExitCode
+from steelyard.commands.app import App
+from steelyard.exit_codes import CommandError, ExitCode
 
-app = typer.Typer(help="A local AWS cloud on this machine: start, look, use, stop.", no_args_is_help=True)
+app = App(help="A local AWS cloud on this machine: start, look, use, stop.")
+
+_STOP = "case $- in *i*) false ;; *) exit 1 ;; esac\n"
 
 Home = Annotated[Path, typer.Option("--home", envvar="STEELYARD_CLOUD", help="Folder of the local cloud.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free one.")]
@@ -25,7 +28,7 @@ def start(*, home: Home = local_cloud.HOME, port: Port = 0) -> None:
         details = local_cloud.start(home, port=port)
     else:
         console.note("it runs already")
-    console.out.print(details.url, highlight=False, markup=False)
+    console.out.print(details.url, highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command("status")
@@ -46,8 +49,18 @@ def status(*, home: Home = local_cloud.HOME) -> None:
 
 @app.command("env")
 def env(*, home: Home = local_cloud.HOME) -> None:
-    """Print the variables that send the AWS CLI, boto3 and the CDK to the local cloud, for: eval "$(... env)"."""
-    for name, value in local_cloud.require(home).environment().items():
+    """Print the variables that send the AWS CLI, boto3 and the CDK to the local cloud, for: eval "$(... env)".
+
+    Where no local cloud runs, what is printed ends the script that evaluates it, so that its next line does not go to
+    AWS; an interactive shell goes on, with the status 1.
+    """
+    try:
+        details = local_cloud.require(home)
+    except CommandError:
+        if not sys.stdout.isatty():
+            sys.stdout.write(_STOP)
+        raise
+    for name, value in details.environment().items():
         sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.rule import Rule
 
 from steelyard import console
 from steelyard.client import Client
-from steelyard.commands import examples
+from steelyard.commands import completion, examples
 from steelyard.exit_codes import CommandError
 from steelyard.models import storage
 from steelyard.models.catalogue import catalogue, example
@@ -26,7 +25,13 @@ from steelyard_runtime.settings import Settings
 def command(
     *,
     model: Annotated[
-        str, typer.Option("--model", envvar="STEELYARD_MODEL", help="A name of the catalogue, or a GGUF file.")
+        str,
+        typer.Option(
+            "--model",
+            envvar="STEELYARD_MODEL",
+            help="A name of the catalogue, or a GGUF file.",
+            autocompletion=completion.models,
+        ),
     ] = Settings.model_fields["model"].default,
     host: Annotated[str, typer.Option("--host", envvar="STEELYARD_HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
@@ -74,7 +79,7 @@ def keep_serving(process: subprocess.Popen[bytes], url: str, *, log: Path) -> No
         CommandError: The server stopped by itself.
     """
     body = "@" + os.path.relpath(example("ticket.json").resolve())
-    console.out.print(Rule("serving", align="left"))
+    console.heading("serving")
     console.out.print(f"{url}   log: {log}", highlight=False, markup=False, soft_wrap=True)
     line = f"curl -H 'Content-Type: application/json' -d {shlex.quote(body)} {url}/invocations"
     console.out.print(f"Try: {line}", highlight=False, markup=False, soft_wrap=True)

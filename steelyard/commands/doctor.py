@@ -8,10 +8,10 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from steelyard import console
+from steelyard.commands import completion
 from steelyard.exit_codes import ExitCode
 from steelyard.machine import Level, check_machine
 from steelyard_runtime.settings import Settings
@@ -22,7 +22,13 @@ _STYLE = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILED: "bold red"}
 def command(
     *,
     model: Annotated[
-        str, typer.Option("--model", envvar="STEELYARD_MODEL", help="The model you want to serve, by name or path.")
+        str,
+        typer.Option(
+            "--model",
+            envvar="STEELYARD_MODEL",
+            help="The model you want to serve, by name or path.",
+            autocompletion=completion.models,
+        ),
     ] = Settings.model_fields["model"].default,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per check and line.")] = False,
 ) -> None:
@@ -32,12 +38,15 @@ def command(
         for check in checks:
             sys.stdout.write(json.dumps(dataclasses.asdict(check)) + "\n")
     else:
-        table = Table(show_edge=False, show_header=False)
-        for _ in ("level", "name", "finding"):
-            table.add_column(overflow="fold")
-        for check in checks:
-            told = Text(check.finding + (f"\n{check.advice}" if check.advice else ""))
-            table.add_row(Text(check.level.value, style=_STYLE[check.level]), Text(check.name, style="bold"), told)
-        console.out.print(table)
+        console.rows(
+            [
+                (
+                    Text(check.level.value, style=_STYLE[check.level]),
+                    Text(check.name, style="bold"),
+                    check.finding + (f"\n{check.advice}" if check.advice else ""),
+                )
+                for check in checks
+            ]
+        )
     if any(check.level is Level.FAILED for check in checks):
         raise typer.Exit(ExitCode.FAILED)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from rich.rule import Rule
-
 from steelyard import console
 from steelyard.commands import chat, decide
 from steelyard.decision_file import parse_json, read_text, request_body
@@ -21,7 +19,7 @@ def ask_decision(client: decide.Decides, *, title: str = "a decision") -> None:
     path = example("ticket.json")
     body = request_body(parse_json(read_text(path, None), path.name))
     results = client.decide(body)
-    console.out.print(Rule(title, align="left"))
+    console.heading(title)
     console.out.print(body["decision"]["state"], highlight=False, markup=False)
     console.out.print()
     decide.show(body["decision"], results[0])
@@ -34,7 +32,7 @@ def ask_chat(client: chat.Chats, *, title: str = "a chat") -> None:
     Raises:
         CommandError: There is no answer.
     """
-    console.out.print(Rule(title, align="left"))
+    console.heading(title)
     console.out.print(f"> {GREETING}", highlight=False, markup=False)
     chat.say(client, [{"role": "user", "content": GREETING}], {"max_tokens": 48, "temperature": 0})
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from steelyard.aws import Aws, deployed_endpoint
-from steelyard.commands import chat, decide
+from steelyard.commands import chat, completion, decide
 from steelyard.commands.release import EnvironmentName
 from steelyard.decision_file import usage
 from steelyard.endpoint_client import EndpointClient
@@ -17,7 +17,9 @@ from steelyard.environment import DEFAULT, load_environment
 
 
 def command(
-    endpoint: Annotated[str, typer.Argument(help="Name of the endpoint in the environment file.")],
+    endpoint: Annotated[
+        str, typer.Argument(help="Name of the endpoint in the environment file.", autocompletion=completion.endpoints)
+    ],
     request: Annotated[
         str | None,
         typer.Argument(

@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from steelyard import console
+from steelyard.commands import completion
+from steelyard.commands.app import App
 from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models import storage
 from steelyard.models.catalogue import CatalogueEntry, catalogue, find
 from steelyard.models.pull import pull as pull_model
 
-app = typer.Typer(help="The pinned models: list, fetch, verify, package, publish.", no_args_is_help=True)
-Name = Annotated[str, typer.Argument(help="A name of the catalogue; see: steelyard model list")]
+app = App(help="The pinned models: list, fetch, verify, package, publish.")
+Name = Annotated[
+    str, typer.Argument(help="A name of the catalogue; see: steelyard model list", autocompletion=completion.models)
+]
 Archive = Annotated[bool, typer.Option("--archive", help="One model.tar.gz instead of the files themselves.")]
 
 
@@ -27,9 +30,7 @@ def list_models(
     *, as_json: Annotated[bool, typer.Option("--json", help="One JSON object per model and line.")] = False
 ) -> None:
     """List the catalogue, and what of it is on this machine."""
-    table = Table(show_edge=False)
-    for heading in ("name", "size", "here", "licence", "about"):
-        table.add_column(heading, overflow="fold")
+    rows = []
     for entry in catalogue().values():
         size, found = _size(entry), storage.state(entry)
         if as_json:
@@ -45,10 +46,9 @@ def list_models(
             sys.stdout.write(json.dumps(facts) + "\n")
         else:
             shown = "unknown" if size is None else storage.human_size(size)
-            licence = f"{entry.licence.name} ({entry.licence.url})"
-            table.add_row(*(Text(cell) for cell in (entry.name, shown, found.value, licence, entry.summary)))
+            rows.append((entry.name, shown, found.value, entry.licence.name, entry.summary))
     if not as_json:
-        console.out.print(table)
+        console.rows(rows, heads=("name", "size", "here", "licence", "about"))
 
 
 def _size(entry: CatalogueEntry) -> int | None:
@@ -57,11 +57,16 @@ def _size(entry: CatalogueEntry) -> int | None:
 
 
 @app.command()
-def show(name: Name) -> None:
-    """Print what the file of a pulled model says of itself, as the [claims] of its catalogue entry."""
-    from steelyard.models.claims import check_claims
+def show(
+    model: Annotated[
+        str, typer.Argument(help="A name of the catalogue, or a GGUF file.", autocompletion=completion.models)
+    ],
+) -> None:
+    """Print what a model's file says of itself, as the [claims] of a catalogue entry."""
+    from steelyard.models.claims import check_claims, show_file
 
-    facts, warnings = check_claims(find(name))
+    path = storage.as_path(model)
+    facts, warnings = check_claims(find(model)) if path is None else show_file(path)
     claims = {
         "architecture": facts.architecture,
         "quantization": facts.quantization,
@@ -90,7 +95,10 @@ def pull(name: Name) -> None:
 @app.command()
 def verify(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names of the catalogue; without one, all that are here.")
+        list[str] | None,
+        typer.Argument(
+            help="Names of the catalogue; without one, all that are here.", autocompletion=completion.models
+        ),
     ] = None,
 ) -> None:
     """Read models again from the disk: their sha256, and whether the files say of themselves what the catalogue claims.
@@ -126,7 +134,7 @@ def verify(
                 continue
         _tell_warnings(warnings)
         said = ", ".join(filter(None, (facts.architecture, facts.quantization)))
-        console.out.print(Text(f"{entry.name}: ok ({said})"))
+        console.out.print(Text(f"{entry.name}: ok ({said})"), soft_wrap=True)
     if worst is not ExitCode.OK:
         raise typer.Exit(worst)
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from steelyard import console, deployment
 from steelyard.aws import Aws
 from steelyard.build_log import build_log
 from steelyard.cdk import Cdk
+from steelyard.commands import completion
+from steelyard.commands.app import App
 from steelyard.environment import DEFAULT, load_environment
 from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models.storage import human_size
@@ -29,10 +30,17 @@ from steelyard.releases.plan import plan_for
 from steelyard.releases.source import read_checkout
 from steelyard_constructs.hardware import Hardware
 
-app = typer.Typer(no_args_is_help=True, help="What is deployed: build it, look at it, compare it, check it.")
+app = App(help="What is deployed: build it, look at it, compare it, check it.")
 
-EnvironmentName = Annotated[str, typer.Option("--env", help="Name of a file in environments/.")]
-Reference = Annotated[str, typer.Argument(help="Id of a release, its first digits, or a path ending in .json.")]
+EnvironmentName = Annotated[
+    str, typer.Option("--env", help="Name of a file in environments/.", autocompletion=completion.environments)
+]
+Reference = Annotated[
+    str,
+    typer.Argument(
+        help="Id of a release, its first digits, or a path ending in .json.", autocompletion=completion.releases
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 BasesFile = Annotated[Path, typer.Option("--bases", help="File of the containers that images are built on.")]
 AllowDirty = Annotated[bool, typer.Option("--allow-dirty", help="Also from changes that no commit has; it says so.")]
@@ -85,7 +93,7 @@ def build(
         allow_critical=allow_critical,
     )
     release, path = make(aws, order, here=local, to=to)
-    console.out.print(contents(release))
+    print_contents(release)
     console.out.print(Text(f"written to {path}"), soft_wrap=True)
     console.note(f"next: commit it; steelyard up --env {env} --release {release.id}")
 
@@ -105,7 +113,7 @@ def make(aws: Aws, order: Order, *, here: bool, to: Path = FOLDER) -> tuple[Rele
 
 def step(text: str) -> None:
     """Head what follows."""
-    console.err.print(Rule(Text(text), align="left"))
+    console.heading(text, to=console.err)
 
 
 def _role(text: str) -> tuple[str, str]:
@@ -122,18 +130,30 @@ def list_releases(*, as_json: Json = False) -> None:
     if as_json:
         console.out.print_json(json.dumps([each.model_dump(mode="json") for each in releases]))
         return
-    table = Table(show_edge=False)
-    for head in ("release", "built from", "models", "images", "note"):
-        table.add_column(head, overflow="fold")
-    for each in releases:
-        table.add_row(
-            Text(each.id),
-            Text(_origin(each)),
-            Text("\n".join(f"{role}: {model.name}" for role, model in each.models.items())),
-            Text("\n".join(f"{kind}: {', '.join(images)}" for kind, images in each.images.items())),
-            Text(each.note or ""),
-        )
-    console.out.print(table)
+    heads = ("release", "built from", "model", "images")
+    console.rows([(each.id, _when(each), _models(each), _images(each)) for each in releases], heads=heads)
+
+
+def _when(release: Release) -> str:
+    if release.source is None:
+        return "sample"
+    return f"commit {release.source.commit[:12]}{' and changes' if release.source.dirty else ''}"
+
+
+def _models(release: Release) -> str:
+    """Return the models: the name alone where every role has the same."""
+    names = {model.name for model in release.models.values()}
+    if len(names) == 1:
+        return names.pop()
+    return ", ".join(f"{role} {model.name}" for role, model in release.models.items())
+
+
+def _images(release: Release) -> str:
+    """Return the hardware of the images: once where it is the same for every kind."""
+    different = {tuple(hardware.value for hardware in images) for images in release.images.values()}
+    if len(different) == 1:
+        return ", ".join(different.pop())
+    return "; ".join(f"{kind} {', '.join(h.value for h in images)}" for kind, images in release.images.items())
 
 
 @app.command("show")
@@ -143,7 +163,7 @@ def show(release: Reference, *, as_json: Json = False) -> None:
     if as_json:
         console.out.print_json(found.model_dump_json())
         return
-    console.out.print(contents(found))
+    print_contents(found)
 
 
 @app.command("diff")
@@ -158,7 +178,7 @@ def diff(before: Reference, after: Reference, *, as_json: Json = False) -> None:
     if not found:
         console.out.print(Text(f"{old.id} and {new.id} are the same"), soft_wrap=True)
         return
-    console.out.print(_change_table(found, old, new))
+    _print_changes(found)
 
 
 @app.command("verify")
@@ -199,7 +219,7 @@ def verify(
         }
         console.out.print_json(json.dumps(said))
     else:
-        console.out.print(_finding_table(results))
+        _print_findings(results)
     if wrong:
         raise CommandError(
             f"{len(wrong)} of {len(results)} parts of release {found.id} are not in {env} as the release says",
@@ -208,29 +228,30 @@ def verify(
     console.note(f"all {len(results)} parts of release {found.id} are in account {aws.account()}, as it says")
 
 
-def contents(release: Release) -> Table:
-    """A release as a table: a row for each of its parts."""
-    table = Table(title=Text(f"release {release.id}"), title_justify="left", title_style="bold", show_edge=False)
-    table.add_column("part", no_wrap=True)
-    table.add_column("what it is", overflow="fold")
-    table.add_column("hash", overflow="fold", style="dim")
-    table.add_row(Text("source"), Text(_origin(release)), "")
+def print_contents(release: Release) -> None:
+    """Print a release: its parts, each with its hash in a line of its own."""
+    rows: list[tuple[str | Text, str | Text]] = [("source", _origin(release))]
     for role, model in release.models.items():
         files = f"{len(model.files)} file{'s' if len(model.files) > 1 else ''}, {human_size(model.bytes)}"
-        table.add_row(Text(f"model {role}"), Text(f"{model.name}: {model.file}, {files}"), model.manifest_sha256)
+        rows.append((f"model {role}", _hashed(f"{model.name}: {model.file}, {files}", model.manifest_sha256)))
     for kind, images in release.images.items():
         for hardware, image in images.items():
             cuda = f", CUDA {image.cuda}" if image.cuda else ""
             made = f", llama-cpp-python {image.build.binding} on {image.build.base_digest[:19]}" if image.build else ""
             accepted = "; critical findings accepted" if image.build and image.build.critical_accepted else ""
             said = f"{image.architecture.value}{cuda}, llama.cpp {image.llama_cpp}{made}{accepted}"
-            table.add_row(Text(f"image {kind} {hardware.value}"), Text(said), image.digest)
+            rows.append((f"image {kind} {hardware.value}", _hashed(said, image.digest)))
     for name in ("prompts", "decision_contracts", "calibrations", "evaluation_reports"):
-        for part in getattr(release, name):
-            table.add_row(Text(f"{name.replace('_', ' ')[:-1]} {part.name}"), Text(part.version), part.sha256)
+        what = name.replace("_", " ")[:-1]
+        rows.extend((f"{what} {part.name}", _hashed(part.version, part.sha256)) for part in getattr(release, name))
     if release.note:
-        table.add_row(Text("note"), Text(release.note), "")
-    return table
+        rows.append(("note", release.note))
+    console.out.print(Text(f"release {release.id}", style="bold"), soft_wrap=True)
+    console.rows(rows)
+
+
+def _hashed(said: str, digest: str) -> Text:
+    return Text.assemble(said, "\n", (digest, "dim"))
 
 
 def _origin(release: Release) -> str:
@@ -239,27 +260,20 @@ def _origin(release: Release) -> str:
     return f"commit {release.source.commit[:12]}{' with changes that no commit has' if release.source.dirty else ''}"
 
 
-def _change_table(found: Sequence[Change], old: Release, new: Release) -> Table:
-    table = Table(show_edge=False)
-    table.add_column("part", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column(old.id, overflow="fold", style="red")
-    table.add_column(new.id, overflow="fold", style="green")
-    last = ""
-    for each in found:
-        part = "" if each.part == last else each.part
-        table.add_row(Text(part), Text(each.what), Text(each.before or "none"), Text(each.after or "none"))
-        last = each.part
-    return table
+def _print_changes(found: Sequence[Change]) -> None:
+    """Print what changes: a part, and below it each value before and after in a line of its own."""
+    for part, of_part in groupby(found, key=lambda each: each.part):
+        console.out.print(Text(part, style="bold"), soft_wrap=True)
+        for each in of_part:
+            before, after = each.before or "none", each.after or "none"
+            change = Text.assemble((f"- {before}", "red"), "\n", (f"+ {after}", "green"))
+            console.rows([(f"  {each.what}" if each.what else " ", change)])
 
 
-def _finding_table(results: Sequence[Finding]) -> Table:
-    table = Table(show_edge=False)
-    table.add_column("part", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("what is wrong", overflow="fold")
+def _print_findings(results: Sequence[Finding]) -> None:
     signs: Mapping[State, tuple[str, str]] = _SIGNS
+    rows = []
     for each in results:
         said, style = signs[each.state]
-        table.add_row(Text(each.item), Text(said, style=style), Text(each.detail))
-    return table
+        rows.append((Text(said, style=style), each.item, each.detail))
+    console.rows(rows)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from steelyard import console, leftovers
 from steelyard.aws import Aws
@@ -28,7 +26,16 @@ def command(
     aws = Aws(environment.region)
     groups = leftovers.log_groups(aws, environment)
     if groups:
-        console.out.print(_table(groups))
+        console.rows(
+            [
+                (
+                    human_size(group.bytes),
+                    group.name,
+                    f"kept: {group.kept_because}" if group.kept_because else "left over",
+                )
+                for group in groups
+            ]
+        )
     left = [group for group in groups if group.kept_because is None]
     if not left:
         console.note(f"nothing of {env} is left over in account {aws.account()}, {aws.region}")
@@ -39,17 +46,3 @@ def command(
     for group in left:
         leftovers.remove(aws, group)
     console.note(f"{len(left)} removed")
-
-
-def _table(groups: list[leftovers.LogGroup]) -> Table:
-    table = Table(show_edge=False)
-    table.add_column("log group", overflow="fold")
-    table.add_column("size", justify="right")
-    table.add_column("", overflow="fold", style="dim")
-    for group in groups:
-        table.add_row(
-            Text(group.name),
-            human_size(group.bytes),
-            Text("left over" if group.kept_because is None else f"kept: {group.kept_because}"),
-        )
-    return table

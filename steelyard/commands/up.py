@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from steelyard import console, deployment, local_cloud
 from steelyard.aws import Aws, DeployedEndpoint, deployed_endpoint, stacks_of
 from steelyard.cdk import Cdk
-from steelyard.commands import examples
+from steelyard.commands import completion, examples
 from steelyard.commands.cloud import Home, Port
 from steelyard.commands.release import AllowCritical, AllowDirty, BasesFile, EnvironmentName, make, step
 from steelyard.endpoint_client import EndpointClient
@@ -31,7 +29,12 @@ from steelyard.supplies import FromCodeBuild, FromThisMachine
 EXAMPLE_S = 120.0
 
 ReleaseName = Annotated[
-    str | None, typer.Option("--release", help="Id of a release, its first digits, or a path ending in .json.")
+    str | None,
+    typer.Option(
+        "--release",
+        help="Id of a release, its first digits, or a path ending in .json.",
+        autocompletion=completion.releases,
+    ),
 ]
 Local = Annotated[bool, typer.Option("--local", help="In the local cloud instead of AWS.")]
 
@@ -96,8 +99,8 @@ def command(
         if ask:
             _ask(aws, endpoints)
             _notices(environment, manifest)
-        console.out.print(Rule("where everything is", align="left"))
-        console.out.print(_places(aws, environment, endpoints, home=home if local else None))
+        console.heading("where everything is")
+        console.rows(_places(aws, environment, endpoints, home=home if local else None))
     _advise(env, endpoints, local=local, deletions=[deployment.deletion(aws, stack) for stack in removed])
 
 
@@ -154,10 +157,7 @@ def _notices(environment: Environment, release: Release) -> None:
 
 def _places(
     aws: Aws, environment: Environment, endpoints: Mapping[str, DeployedEndpoint], *, home: Path | None
-) -> Table:
-    table = Table(show_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+) -> list[tuple[Text, str]]:
     rows = [("account", f"{aws.account()} in {aws.region}")]
     if home is not None:
         details = local_cloud.require(home)
@@ -169,10 +169,8 @@ def _places(
         rows.append((f"{endpoint.kind} endpoint", f"{name}: {endpoint.name}, release {endpoint.release}"))
         rows.append(("its log", endpoint.log_group))
     rows.append(("models", f"s3://{deployment.artifact_bucket(aws, environment)}"))
-    rows.append(("stacks", ", ".join(sorted(stacks_of(aws, environment)))))
-    for name, value in rows:
-        table.add_row(Text(name), Text(value))
-    return table
+    rows.append(("stacks", "\n".join(sorted(stacks_of(aws, environment)))))
+    return [(Text(name, style="bold"), value) for name, value in rows]
 
 
 def _advise(env: str, endpoints: Mapping[str, DeployedEndpoint], *, local: bool, deletions: Sequence[str] = ()) -> None:
@@ -185,5 +183,5 @@ def _advise(env: str, endpoints: Mapping[str, DeployedEndpoint], *, local: bool,
         what = "examples/ticket.json" if endpoint.kind == "decision" else "'Tell me about trains.'"
         lines.append(f".venv/bin/steelyard invoke {chosen}{name} {what}")
     lines.append(f".venv/bin/steelyard down {chosen}{'--local' if local else ''}".rstrip())
-    console.out.print(Rule("next", align="left"))
+    console.heading("next")
     console.out.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

@@ -272,7 +272,7 @@ def find(name: str) -> CatalogueEntry:
         raise CommandError(
             f"there is no model {name!r} in the catalogue",
             code=ExitCode.MODEL,
-            hint=f"Known models: {', '.join(entries)}. A GGUF file can be given by its path.",
+            hint=f"Known models: {', '.join(entries)}.",
         )
     return entries[name]
 

@@ -46,6 +46,26 @@ def check_claims(entry: CatalogueEntry) -> tuple[GgufFacts, list[str]]:
     return main, warnings
 
 
+def show_file(path: Path) -> tuple[GgufFacts, list[str]]:
+    """Read what a model says of itself that is in no catalogue.
+
+    Args:
+        path: A GGUF file, the first of several, or a folder that holds one model.
+
+    Returns:
+        What its (first) file says, and warnings about its chat template.
+
+    Raises:
+        CommandError: It is not there, or is not a whole GGUF file.
+    """
+    try:
+        first = model_files.resolve(path).first
+    except model_files.ModelFileError as error:
+        raise CommandError(str(error), code=ExitCode.MODEL) from error
+    facts = read_facts(first)
+    return facts, [f"{first.name}: {warning}" for warning in review(facts.chat_template)]
+
+
 def _require_one_model(entry: CatalogueEntry) -> None:
     """The folder holds this model, whole, and no other: who serves the folder would have to guess."""
     folder = storage.model_folder(entry)

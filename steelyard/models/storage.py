@@ -163,6 +163,17 @@ def missing(entry: CatalogueEntry, file: ModelFile | None = None) -> CommandErro
     )
 
 
+def as_path(model: str) -> Path | None:
+    """Return the path that a model setting is; None when it can only be a name of the catalogue.
+
+    A name of the catalogue wins; write ``./NAME`` for a file of the same name.
+    """
+    path = Path(model).expanduser()
+    if model in catalogue():
+        return None
+    return path if "/" in model or model.endswith(".gguf") or (model and path.exists()) else None
+
+
 def resolve(model: str, advance: Advance = lambda _: None) -> tuple[Path, str | None]:
     """A model setting as a path, and the catalogue name when it was one.
 
@@ -177,11 +188,13 @@ def resolve(model: str, advance: Advance = lambda _: None) -> tuple[Path, str | 
         if state(entry) is State.VERIFIED:
             return model_path(entry), entry.name
         return verify(entry, advance), entry.name
-    path = Path(model).expanduser()
-    if path.exists() or "/" in model or model.endswith(".gguf"):
+    if (path := as_path(model)) is not None:
         return path, None
-    find(model)
-    raise AssertionError("find() raises for a name that is not in the catalogue")
+    raise CommandError(
+        f"there is no model {model!r} in the catalogue",
+        code=ExitCode.MODEL,
+        hint=f"Known models: {', '.join(catalogue())}. A GGUF file can be given by its path.",
+    )
 
 
 def require_space(folder: Path, needed: int) -> None:

@@ -52,7 +52,9 @@ def test_a_registered_decision_needs_no_options():
     ("document", "told"),
     [
         (None, "lacks state and question and options"),
-        ({**DECISION, "question": ""}, "lacks question"),
+        ({**DECISION, "question": None}, "lacks question"),
+        ({**DECISION, "question": ""}, "question is empty"),
+        ({**DECISION, "state": {}, "options": []}, "state and options are empty"),
         ([], "a decision (an object) or a list"),
         ("text", "a decision (an object) or a list"),
         ({"decision": DECISION, "decisions": []}, "one of 'decision' and 'decisions'"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.cli import app
+from steelyard.commands.root import app
 from steelyard.exit_codes import ExitCode
 from steelyard.setting_flags import environment_name, flag_names
 from steelyard_runtime.errors import Kind

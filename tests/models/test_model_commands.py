@@ -108,3 +108,14 @@ def test_push_wants_to_know_the_region(run, listed, monkeypatch):
     code, _, err = run("push", "tiny", "--bucket", "none")
     assert code == ExitCode.USAGE
     assert "--region" in err
+
+
+def test_show_reads_a_file_that_is_in_no_catalogue(tmp_path, capsys):
+    """As the hint for a name that is unknown says."""
+    path = tiny_models.write("llama", tmp_path / "mine.gguf")
+    assert cli.run(["model", "show", str(path)]) == 0
+    assert 'architecture = "llama"' in capsys.readouterr().out
+    assert cli.run(["serve", "--model", "mine"]) == ExitCode.MODEL
+    assert "A GGUF file can be given by its path" in capsys.readouterr().err
+    assert cli.run(["model", "pull", "mine"]) == ExitCode.MODEL
+    assert "by its path" not in capsys.readouterr().err

@@ -1,0 +1,41 @@
+"""Names that a shell completes: models, environments, endpoints, releases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import typer
+
+from steelyard.environment import DEFAULT, environment_names, load_environment
+from steelyard.exit_codes import CommandError
+from steelyard.models.catalogue import catalogue
+from steelyard.releases.manifest import release_names
+
+
+def models(incomplete: str) -> list[str]:
+    """Names of the catalogue."""
+    return _beginning(incomplete, catalogue)
+
+
+def environments(incomplete: str) -> list[str]:
+    """Names of the files in ``environments/``."""
+    return _beginning(incomplete, environment_names)
+
+
+def releases(incomplete: str) -> list[str]:
+    """Ids of the releases in ``releases/``."""
+    return _beginning(incomplete, release_names)
+
+
+def endpoints(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of the endpoints of the environment on the command line."""
+    chosen = ctx.params.get("env") or DEFAULT
+    return _beginning(incomplete, lambda: load_environment(chosen).endpoints)
+
+
+def _beginning(incomplete: str, names: Callable[[], Iterable[str]]) -> list[str]:
+    """The names that begin with ``incomplete``; none where a file cannot be read: this is no place for a message."""
+    try:
+        return [name for name in names() if name.startswith(incomplete)]
+    except (CommandError, OSError):
+        return []

@@ -1,0 +1,43 @@
+"""All commands of ``steelyard``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from steelyard import console
+from steelyard.commands import bench, chat, cloud, decide, demo, doctor, down, invoke, model, release, serve, sweep, up
+from steelyard.commands.app import App
+
+app = App(name="steelyard", help="Decisions and chat from a GGUF model, on your machine and on Amazon SageMaker AI.")
+app.command("serve")(serve.command)
+app.command("decide")(decide.command)
+app.command("chat")(chat.command)
+app.add_typer(model.app, name="model")
+app.command("doctor")(doctor.command)
+app.add_typer(bench.app, name="bench")
+app.command("demo")(demo.command)
+app.command("up")(up.command)
+app.command("invoke")(invoke.command)
+app.command("down")(down.command)
+app.command("sweep")(sweep.command)
+app.add_typer(release.app, name="release")
+app.add_typer(cloud.app, name="cloud")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        console.out.print(version("steelyard"))
+        raise typer.Exit
+
+
+@app.callback()
+def _steelyard(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Decisions and chat from a GGUF model, on your machine and on Amazon SageMaker AI."""
