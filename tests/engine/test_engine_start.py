@@ -6,12 +6,11 @@ import queue
 import shutil
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import tiny_models
-from steelyard_runtime.engine import llama, start
+from steelyard_runtime.engine import llama
 from steelyard_runtime.engine.interface import Done, Event, Failed, GenerationJob, Piece, Sampling
 from steelyard_runtime.engine.start import EngineStartError, start_engine
 from steelyard_runtime.settings import load_settings
@@ -164,17 +163,6 @@ def test_a_foreign_libllama_is_found_by_reading_back(model: Path, monkeypatch: p
     message = refusal(model, probe=False)
     assert name.removeprefix("llama_") in message
     assert "77" in message
-
-
-def test_a_probe_that_dies_leads_to_recomputing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start.probe, "SAFE_ARCHITECTURES", frozenset())
-    monkeypatch.setattr(start.probe, "sys", SimpleNamespace(executable="/bin/false"))
-    engine = start_engine(load_settings(model=str(model), threads=1))
-    probe = engine.identity.probe
-    assert not probe.prefix_sharing
-    assert probe.exact
-    assert "exit status 1" in probe.note
-    engine.close(timeout_s=0)
 
 
 def test_the_identity_repeats_what_was_asked(model: Path) -> None:

@@ -44,6 +44,7 @@ from steelyard_runtime.engine.scorer import Ready, Scorer, ScoreRun
 from steelyard_runtime.engine.turns import Turns
 from steelyard_runtime.engine.work import CallerLeftError, Generation, Ticket, Waiter
 from steelyard_runtime.errors import Kind, Problem, over_budget
+from steelyard_runtime.legible import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -346,7 +347,7 @@ class LlamaEngine:
         except Exception as error:  # the engine is gone; /ping says so and the process ends
             log.exception("the engine died")
             with self._wake:
-                self._death = f"{type(error).__name__}: {error}"
+                self._death = f"{type(error).__name__}: {reason_of(error)}"
                 self._wake.notify_all()
             self._fail_all(Problem(Kind.ENGINE_FAILED, "the engine failed while working on this request"))
         finally:

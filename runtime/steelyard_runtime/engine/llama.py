@@ -44,6 +44,7 @@ from steelyard_runtime.engine.plain_text import (
     spellings,
     words,
 )
+from steelyard_runtime.legible import legible, reason_of
 
 BINDING_VERSION = str(L.__version__)
 BINDING = f"llama-cpp-python {BINDING_VERSION}"
@@ -68,12 +69,27 @@ NODES_BETWEEN_STOPS = 4
 
 COLDEST = 1e-6
 """A temperature below this is greedy: dividing by less leaves no number."""
+UNCHANGED = (-1, 1)
+"""What ``llama_decode`` returns for a batch that it refuses whole, and for one that finds no room."""
 SEEDS = 0xFFFFFFFF
 """llama.cpp takes a seed below this; this very one makes it draw its own."""
 
+EVERY_BYTE = "".join(
+    map(chr, (*range(1, 0x800), *range(0x800, 0xD800, 0x800), 0xE000, 0xF000, *range(0x10000, 0x110000, 0x10000)))
+)
+"""Text with every byte that UTF-8 has but 0: of one and two bytes all characters, of longer ones some of each start."""
+
 
 class LlamaError(RuntimeError):
-    """llama.cpp refused or failed; the message carries its own last words."""
+    """llama.cpp refused or failed; the message carries its own last words.
+
+    Attributes:
+        unchanged: Every sequence holds what it held before the call.
+    """
+
+    def __init__(self, message: str, *, unchanged: bool = False) -> None:
+        super().__init__(message)
+        self.unchanged = unchanged
 
 
 class _Log:
@@ -96,7 +112,7 @@ class _Log:
     def why(self) -> str:
         """The most recent error lines, shortened."""
         errors = [line.strip() for level, line in self.lines if level == GGML_LOG_ERROR]
-        return "; ".join(errors[-3:])[:600] or "llama.cpp gave no reason"
+        return legible("; ".join(errors[-3:])) or "llama.cpp gave no reason"
 
     def search(self, pattern: str) -> re.Match[str] | None:
         """The latest match of ``pattern`` in the kept lines."""
@@ -329,6 +345,18 @@ class Vocabulary:
             if written >= 0:
                 return buffer.raw[:written]
             size = -written
+
+    def check(self) -> None:
+        """Use what a request may use: tokenize every byte that UTF-8 has, and spell every token.
+
+        llama.cpp ends the process for a vocabulary that has no token for a byte, or one that it cannot spell.
+        """
+        for special in (False, True):
+            self._raw(EVERY_BYTE, special=special)
+            self._continued(EVERY_BYTE, special=special)
+        buffer, spell = ctypes.create_string_buffer(256), L.llama_token_to_piece
+        for token in range(self.size):
+            spell(self._vocab, token, buffer, 256, 0, True)
 
     def text_of(self, token: int) -> str:
         """A control token's spelling; empty for none."""
@@ -657,7 +685,20 @@ class Context:
         return [self._row(index) for index in wanted]
 
     def _decode(self, runs: Sequence[Run]) -> list[int]:
-        batch, index, wanted = self._batch, 0, []
+        try:
+            index, wanted = self._fill(runs)
+        except Exception as error:
+            raise LlamaError(f"a batch cannot be made: {reason_of(error)}", unchanged=True) from error
+        code = int(L.llama_decode(self.pointer, self._batch))
+        if code:
+            raise LlamaError(
+                f"llama_decode of {index} tokens returned {code}: {LOG.why()}", unchanged=code in UNCHANGED
+            )
+        return wanted
+
+    def _fill(self, runs: Sequence[Run]) -> tuple[int, list[int]]:
+        """Put ``runs`` into the batch; its tokens, and the indices of the logits that are wanted."""
+        batch, index, wanted = self._batch, 0, list[int]()
         for run in runs:
             for offset, token in enumerate(run.tokens):
                 batch.token[index] = token
@@ -670,10 +711,7 @@ class Context:
                 batch.logits[index - 1] = 1
                 wanted.append(index - 1)
         batch.n_tokens = index
-        code = int(L.llama_decode(self.pointer, batch))
-        if code:
-            raise LlamaError(f"llama_decode of {index} tokens returned {code}: {LOG.why()}")
-        return wanted
+        return index, wanted
 
     def _row(self, index: int) -> Logits:
         pointer = L.llama_get_logits_ith(self.pointer, index)

@@ -1,33 +1,25 @@
 """What the start finds out about a model: may snapshots be shared, and are answers exact to the bit?
 
 The serving context itself proves it, at every start, as part of the self-test. Whether trying it is safe at all is a
-property of the architecture: llama.cpp aborts the process where an architecture cannot do something. The architectures
-that our tests run are known to be safe; any other is tried in a child process first.
+property of the architecture: llama.cpp aborts the process where an architecture cannot do something. See ``trial``.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from steelyard_runtime.engine.interface import Logits, Memory, Piece, Probe
-from steelyard_runtime.engine.llama import Context, ContextShape, LlamaError, Run, Snapshot, opened
+from steelyard_runtime.engine.llama import Context, LlamaError, Run, Snapshot, Vocabulary
 from steelyard_runtime.engine.segments import evaluate, settle
 
 Decoding = Callable[[int], AbstractContextManager[object]]
-SAFE_ARCHITECTURES = frozenset({"gemma3", "llama", "mamba2", "qwen2", "qwen35"})
 PREFIX_TOKENS = 48
 TAIL_TOKENS = (8, 3)
-SEQUENCE_TOKENS = 256
+TAIL_SKIPS = (0, 20)
 SCRATCH = 0
 WORDS = (
     *("order", "refund", "parcel", "login", "error", "invoice", "tablet", "plan"),
@@ -75,7 +67,8 @@ def examine(
     """
     prefix, tails = _texts(context)
     alone = [_from_nothing(context, prefix, tail, decoding) for tail in tails]
-    _check(alone[0])
+    for logits in alone:
+        check_logits(logits)
     again = [_from_nothing(context, prefix, tail, decoding) for tail in tails]
     recomputed = [_noise(a, b) for a, b in zip(alone, again, strict=True)]
     batched = _noise_together(context, prefix, tails, alone) if together else None
@@ -99,14 +92,28 @@ def examine(
     )
 
 
+def prompt(vocabulary: Vocabulary, tokens: int) -> list[int]:
+    """So many tokens of a fixed text without control tokens.
+
+    Raises:
+        LlamaError: The vocabulary has fewer for it, so it is not one for text.
+    """
+    text = " ".join(f"{WORDS[i % 16]} {WORDS[(i * i + 3) % 16]}" for i in range(128))
+    found = vocabulary.encode([Piece(text)], start=True)
+    if len(found) < tokens:
+        raise LlamaError(
+            f"the vocabulary makes {len(found)} tokens of a text of 256 words, and {tokens} are needed for the "
+            "self-test: it is not one for text"
+        )
+    return found[:tokens]
+
+
 def _texts(context: Context) -> tuple[list[int], list[list[int]]]:
     """A fixed beginning and two ways to go on; no control tokens, and no more than the context holds."""
-    text = " ".join(f"{WORDS[i % 16]} {WORDS[(i * i + 3) % 16]}" for i in range(128))
-    tokens = context.model.vocabulary.encode([Piece(text)], start=True)
-    room = context.shape.sequence_tokens - max(TAIL_TOKENS)
-    prefix = tokens[: min(PREFIX_TOKENS, room)]
-    at = len(prefix)
-    return prefix, [tokens[at + skip : at + skip + count] for skip, count in zip((0, 20), TAIL_TOKENS, strict=True)]
+    at = min(PREFIX_TOKENS, context.shape.sequence_tokens - max(TAIL_TOKENS))
+    tokens = prompt(context.model.vocabulary, at + TAIL_SKIPS[-1] + TAIL_TOKENS[-1])
+    prefix = tokens[:at]
+    return prefix, [tokens[at + skip : at + skip + count] for skip, count in zip(TAIL_SKIPS, TAIL_TOKENS, strict=True)]
 
 
 def _from_nothing(context: Context, prefix: Sequence[int], tail: Sequence[int], decoding: Decoding) -> Logits:
@@ -175,11 +182,18 @@ def _end(context: Context, prefix: Sequence[int], tail: Sequence[int], *, at: in
     return logits
 
 
-def _check(logits: Logits) -> None:
+def check_logits(logits: Logits) -> None:
+    """Refuse logits that choose nothing.
+
+    Raises:
+        LlamaError: Some are no numbers, or all are equal.
+    """
     if not np.isfinite(logits).all():
-        raise LlamaError("the self-test's logits are not finite: the model file is damaged or not supported")
+        raise LlamaError("some of the self-test's logits are no finite numbers")
     if logits.min() == logits.max():
-        raise LlamaError("the self-test's logits are all equal: the model gives embeddings, not next tokens")
+        raise LlamaError(
+            "the self-test's logits are all equal: the model gives embeddings, not next tokens, or has no weights"
+        )
 
 
 def _noise(a: Logits, b: Logits) -> float:
@@ -209,44 +223,3 @@ def conclude(finding: Finding, *, memory: Memory, note: str = "") -> Probe:
         comparisons=finding.comparisons,
         note=note,
     )
-
-
-def why_not(path: Path, shape: ContextShape, *, architecture: str, gpu_layers: int, timeout_s: float = 600) -> str:
-    """Why snapshots must not be tried in this process, or "".
-
-    Args:
-        path: The model.
-        shape: The serving context's shape; the child uses the same threads, batch and formats.
-        architecture: The model's ``general.architecture``.
-        gpu_layers: Layers on the GPU.
-        timeout_s: Longest that the child may take.
-    """
-    if architecture in SAFE_ARCHITECTURES:
-        return ""
-    asked = {"path": str(path), "gpu_layers": gpu_layers, "shape": asdict(shape)}
-    command = [sys.executable, "-m", "steelyard_runtime.engine.probe", json.dumps(asked)]
-    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}  # an abort would start a debugger first
-    try:
-        done = subprocess.run(  # noqa: S603 - our own module
-            command, capture_output=True, timeout=timeout_s, check=False, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        return _died(f"no answer within {timeout_s:.0f} s")
-    return "" if done.returncode == 0 else _died(f"exit status {done.returncode}")
-
-
-def _died(how: str) -> str:
-    return f"snapshots were tried in a child process, which did not finish ({how}); prefixes are recomputed"
-
-
-def main(argument: str) -> None:
-    """The child: try it, and end with status 0 if that is possible."""
-    asked: dict[str, Any] = json.loads(argument)
-    asked["shape"]["sequence_tokens"] = max(SEQUENCE_TOKENS, asked["shape"]["batch_tokens"] // 2)
-    shape = ContextShape(**(asked["shape"] | {"sequences": 2}))
-    with opened(Path(asked["path"]), shape, gpu_layers=asked["gpu_layers"]) as context:
-        examine(context, share=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from steelyard_runtime.engine import abi, cores, llama, memory, model_files, probe
+from steelyard_runtime.engine import abi, cores, llama, memory, model_files, trial
 from steelyard_runtime.engine.core import LlamaEngine
 from steelyard_runtime.engine.interface import EngineIdentity, Memory, ModelInfo, Probe
 from steelyard_runtime.settings import Settings
@@ -33,7 +33,7 @@ def start_engine(settings: Settings) -> LlamaEngine:
     """
     try:
         return _start(settings)
-    except (abi.AbiError, model_files.ModelFileError, llama.LlamaError) as error:
+    except (abi.AbiError, model_files.ModelFileError, llama.LlamaError, trial.TrialError) as error:
         raise EngineStartError(str(error)) from error
 
 
@@ -44,6 +44,9 @@ def _start(settings: Settings) -> LlamaEngine:
     files = model_files.resolve(settings.model_path)
     with ThreadPoolExecutor(1, thread_name_prefix="model-sha256") as pool:
         hashing = pool.submit(model_files.sha256, files)  # beside the loading, which reads the same pages
+        threads = settings.threads or cores.threads()
+        note = _try_out(settings, files, threads=threads)
+        watch.lap("trial")
         model = llama.Model(files.first, gpu_layers=settings.gpu_layers)
         watch.lap("load")
         try:
@@ -57,12 +60,10 @@ def _start(settings: Settings) -> LlamaEngine:
                 sequence_tokens=allowed,
                 sequences=settings.decisions_together,
                 batch_tokens=_batch_tokens(settings, allowed=allowed),
-                threads=settings.threads or cores.threads(),
+                threads=threads,
                 flash_attention=settings.flash_attention,
                 cache_type=settings.cache_type,
             )
-            note = _why_not(settings, files, shape, model)
-            watch.lap("probe")
             context = llama.Context(model, shape)
             # On a GPU a chunk takes no longer than a decision, and stopping costs more.
             chat_shape = replace(shape, sequences=settings.chats)
@@ -130,6 +131,10 @@ class Stopwatch:
 
 
 def _context_tokens(asked: int, *, trained: int, name: str) -> int:
+    if trained <= 0:
+        raise EngineStartError(
+            f"{name} says that it was trained on {trained} positions; fetch it again or convert it anew"
+        )
     if asked > trained:
         raise EngineStartError(
             f"context_tokens={asked} but {name} was trained on {trained} positions; set context_tokens to {trained} "
@@ -168,10 +173,27 @@ def _embedder(model: llama.Model, shape: llama.ContextShape) -> llama.Context | 
     )
 
 
-def _why_not(settings: Settings, files: model_files.ModelFiles, shape: llama.ContextShape, model: llama.Model) -> str:
+def _try_out(settings: Settings, files: model_files.ModelFiles, *, threads: int) -> str:
+    """Use the model in a child process; why snapshots must not be used in this one, or ""."""
+    shape = llama.ContextShape(
+        sequence_tokens=trial.SEQUENCE_TOKENS,
+        sequences=2,
+        batch_tokens=settings.batch_tokens,
+        threads=threads,
+        flash_attention=settings.flash_attention,
+        cache_type=settings.cache_type,
+    )
+    note = trial.try_out(
+        files.first,
+        shape,
+        architecture=files.architecture,
+        gpu_layers=settings.gpu_layers,
+        within=trial.limits(files.size_bytes, gpu_layers=settings.gpu_layers),
+        snapshots=settings.probe,
+    )
     if not settings.probe:
         return "the probe was switched off; prefixes are recomputed and exactness was not measured"
-    return probe.why_not(files.first, shape, architecture=model.architecture, gpu_layers=settings.gpu_layers)
+    return note
 
 
 def _untested(kind: Memory, *, note: str) -> Probe:

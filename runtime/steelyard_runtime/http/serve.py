@@ -27,6 +27,7 @@ from steelyard_runtime.http.app import create_app
 from steelyard_runtime.http.observability.logs import describe_exception, forward_standard_logging, make_log
 from steelyard_runtime.http.protocol import Protocol
 from steelyard_runtime.http.runtime import Runtime, Services, build_services
+from steelyard_runtime.legible import reason_of
 from steelyard_runtime.settings import Settings, SettingsError, load_settings
 
 STOPPED = 0
@@ -191,7 +192,7 @@ class _Process:
             self._log.error("start_failed", reason=str(error))
         except Exception as error:
             self._runtime.reason = "the model could not be loaded"
-            self._log.error("start_failed", reason=str(error), **describe_exception(error, self._settings))
+            self._log.error("start_failed", reason=reason_of(error), **describe_exception(error, self._settings))
         return None
 
     async def _watch(self, services: Services, stop: asyncio.Task[bool]) -> int:
