@@ -5,8 +5,9 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 PEERS_ARGS ?= run
+MINUTES ?= 60
 
-.PHONY: help setup run down serve test check fuzz bench bench-peers lock docs clean
+.PHONY: help setup run down serve test check fuzz fuzz-gguf bench bench-peers lock docs clean
 
 help: ## Show the tasks
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -35,6 +36,9 @@ check: setup ## Lint, formatting, types
 fuzz: setup ## Search for faults: the full number of requests, other examples each time (make test repeats a share)
 	STEELYARD_FUZZ=full $(BIN)/python -m pytest -k fuzz $(PYTEST_ARGS)
 	STEELYARD_FUZZ=full $(BIN)/python -m pytest -m "hypothesis and not slow" $(PYTEST_ARGS)
+
+fuzz-gguf: setup ## Start servers with damaged model files, for an hour (MINUTES=60); finds go into tests/engine/gguf_finds.txt
+	PYTHONPATH=tests $(BIN)/python tests/gguf_mutations.py --minutes $(MINUTES)
 
 bench: setup ## Measure the server's overhead over llama.cpp
 	$(BIN)/python benchmarks/overhead.py
