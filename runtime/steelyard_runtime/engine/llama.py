@@ -184,7 +184,7 @@ def signatures(names: Iterable[str]) -> dict[str, str]:
 
 
 def _signature(function: Any) -> str:
-    if function is None:
+    if not hasattr(function, "argtypes"):
         return "missing"
     names = list(inspect.signature(function.__wrapped__).parameters)
     kinds = [_kind(declared) for declared in function.argtypes]
