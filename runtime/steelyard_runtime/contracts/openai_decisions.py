@@ -55,7 +55,7 @@ from steelyard_runtime.contracts.answer_details import (
     score_confidence,
 )
 from steelyard_runtime.contracts.limits import MAX_OPTIONS, Limits
-from steelyard_runtime.contracts.option_names import RULE, check_names
+from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
@@ -287,7 +287,7 @@ class ChoiceModel(Strict):
         Any,
         Field(description=RULE),
         PlainValidator(_choice_value),
-        WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"type": "boolean"}]}),
+        WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1, "pattern": PATTERN}, {"type": "boolean"}]}),
     ]
     description: StrictStr | None = None
 
@@ -315,7 +315,7 @@ class Choice(Strict):
 class Level(Strict):
     """One level."""
 
-    label: NonEmpty
+    label: NonEmpty = Field(description="No control characters.", json_schema_extra={"pattern": PATTERN})
     description: StrictStr | None = None
 
 

@@ -19,7 +19,10 @@ RULE = "No control characters, and no two that look the same."
 """For the documentation of the fields that hold names."""
 
 # Control characters, line and paragraph separators, and what turns the direction of text.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_CONTROLS = r"\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
+_CONTROL = re.compile(f"[{_CONTROLS}]")
+PATTERN = f"^[^{_CONTROLS}]+$"
+"""For JSON schemas: what the rule says of one name."""
 # Not seen: soft hyphen, joiners, marks of direction, fillers, selectors of a variant, the byte order mark.
 _UNSEEN = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u180b-\u180f\u200b-\u200f\u2060-\u2064\u3164\ufe00-\ufe0f\ufeff\uffa0]"

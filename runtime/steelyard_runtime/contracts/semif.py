@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, RootModel, StrictStr, ValidationErro
 
 from steelyard_runtime.contracts.answer_details import ModelIdentity, argmax, timing, tokens
 from steelyard_runtime.contracts.limits import MAX_OPTIONS, Limits
-from steelyard_runtime.contracts.option_names import RULE, check_names
+from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
@@ -39,7 +39,7 @@ NAME = "semif"
 class OptionModel(Strict):
     """One declared answer."""
 
-    id: NonEmpty = Field(description="Returned unchanged. " + RULE)
+    id: NonEmpty = Field(description="Returned unchanged. " + RULE, json_schema_extra={"pattern": PATTERN})
     description: StrictStr | None = Field(None, description="What the option means; the model reads it after the id.")
 
 

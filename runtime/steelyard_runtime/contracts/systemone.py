@@ -22,7 +22,7 @@ from steelyard_runtime.contracts.answer_details import (
     score_confidence,
 )
 from steelyard_runtime.contracts.limits import MAX_OPTIONS, Limits
-from steelyard_runtime.contracts.option_names import RULE, check_names
+from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
@@ -82,7 +82,7 @@ class Choice(Strict):
         dict[str, MaybeContent],
         Field(
             description="Option names with what each means. " + RULE,
-            json_schema_extra={"minProperties": 2, "maxProperties": MAX_OPTIONS, "propertyNames": {"minLength": 1}},
+            json_schema_extra={"minProperties": 2, "maxProperties": MAX_OPTIONS, "propertyNames": {"pattern": PATTERN}},
         ),
         BeforeValidator(_named_options),
         sized(dict, "option", low=2, high=lambda limits: limits.max_options, setting="max_options", bound=MAX_OPTIONS),
