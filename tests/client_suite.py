@@ -33,7 +33,7 @@ def client(tiny_server: Serving) -> Iterator[OpenAI]:
 
 
 def test_chat(chat_client: OpenAI) -> None:
-    completion = chat_client.chat.completions.create(model="any", messages=MESSAGES, max_tokens=8, seed=1)
+    completion = chat_client.chat.completions.create(model="default", messages=MESSAGES, max_tokens=8, seed=1)
     assert completion.choices[0].message.role == "assistant"
     assert completion.choices[0].finish_reason in ("stop", "length")
     assert completion.usage.completion_tokens <= 8
@@ -41,7 +41,7 @@ def test_chat(chat_client: OpenAI) -> None:
 
 
 def test_streamed_chat_is_the_same_text(chat_client: OpenAI) -> None:
-    asked = {"model": "any", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
+    asked = {"model": "default", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
     whole = chat_client.chat.completions.create(**asked)
     chunks = list(chat_client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -52,7 +52,7 @@ def test_streamed_chat_is_the_same_text(chat_client: OpenAI) -> None:
 
 def test_logprobs(client: OpenAI) -> None:
     completion = client.chat.completions.create(
-        model="any", messages=MESSAGES, max_tokens=5, temperature=0, logprobs=True, top_logprobs=3
+        model="default", messages=MESSAGES, max_tokens=5, temperature=0, logprobs=True, top_logprobs=3
     )
     content = completion.choices[0].logprobs.content
     assert len(content) == completion.usage.completion_tokens
@@ -65,7 +65,7 @@ def test_json_schema(client: OpenAI) -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     schema["additionalProperties"] = False
     completion = client.chat.completions.create(
-        model="any",
+        model="default",
         messages=MESSAGES,
         max_tokens=200,
         response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}},
@@ -75,20 +75,20 @@ def test_json_schema(client: OpenAI) -> None:
 
 def test_several_choices(client: OpenAI) -> None:
     completion = client.chat.completions.create(
-        model="any", messages=MESSAGES, max_tokens=10, n=3, seed=3, temperature=1.5
+        model="default", messages=MESSAGES, max_tokens=10, n=3, seed=3, temperature=1.5
     )
     assert [choice.index for choice in completion.choices] == [0, 1, 2]
     assert len({choice.message.content for choice in completion.choices}) > 1
 
 
 def test_completions(client: OpenAI) -> None:
-    completion = client.completions.create(model="any", prompt="Once", max_tokens=6, logprobs=2, temperature=0)
+    completion = client.completions.create(model="default", prompt="Once", max_tokens=6, logprobs=2, temperature=0)
     assert len(completion.choices[0].logprobs.tokens) == completion.usage.completion_tokens
 
 
 def test_embeddings(client: OpenAI) -> None:
     """The client asks for base64 by default and decodes it."""
-    result = client.embeddings.create(model="any", input=["late parcel", "refund", "late parcel"])
+    result = client.embeddings.create(model="default", input=["late parcel", "refund", "late parcel"])
     vectors = [item.embedding for item in result.data]
     assert vectors[0] == vectors[2] != vectors[1]
     assert abs(sum(x * x for x in vectors[0]) - 1) < 1e-4
@@ -96,7 +96,7 @@ def test_embeddings(client: OpenAI) -> None:
 
 def test_decisions(client: OpenAI) -> None:
     decision = client.decisions.create(
-        model="any",
+        model="default",
         input=[{"role": "user", "content": "My parcel is late."}],
         questions=[
             {"type": "predicate", "instructions": "Is it late?", "name": "late"},
@@ -125,7 +125,7 @@ def test_decisions(client: OpenAI) -> None:
 )
 def test_what_is_not_supported_is_a_bad_request(client: OpenAI, extra: dict[str, object], param: str | None) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="any", messages=MESSAGES, **extra)
+        client.chat.completions.create(model="default", messages=MESSAGES, **extra)
     assert caught.value.param == param or param is None
     assert caught.value.body["message"]
 

@@ -33,6 +33,7 @@ INEXPRESSIBLE = re.compile(
     r"|vectors have \d+"
     r"|belong to different shapes"
     r"|has no tokens"
+    r"|is not served here"
     r"|must be an integer; got -?\d+\.0\b|must be an integer; got -?[\d.]+e\+\d+"  # to JSON Schema, 1.0 is an integer
 )
 
@@ -50,8 +51,9 @@ BODIES: dict[str, list[dict[str, Any]]] = {
             "s": {"type": "score", "criteria": ["low", None, "high"]}}},
     ],
     "openai_decisions": [
-        {"model": "m", "input": "text", "questions": [{"type": "predicate", "instructions": "late?"}]},
-        {"model": "m", "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}], "questions": [
+        {"model": "default", "input": "text", "questions": [{"type": "predicate", "instructions": "late?"}]},
+        {"model": "default", "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+         "questions": [
             {"type": "choice", "instructions": "?", "choices": [{"value": True}, {"value": "no", "description": "d"}]},
             {"type": "score", "instructions": "how?", "levels": [{"label": "l"}, {"label": "h"}]}]},
     ],

@@ -32,6 +32,7 @@ class GenerationRequest:
 
     Attributes:
         prompt: Messages for the model's chat template, or one text to continue as it is.
+        model: The name that the caller gave the model; None for no name.
         max_tokens: The caller's limit; None for the server's default.
         max_tokens_param: The field that holds that limit, for messages about it.
         top_logprobs: None for no logprobs, else how many alternatives beside the chosen token (0 to 20).
@@ -41,6 +42,7 @@ class GenerationRequest:
     """
 
     prompt: tuple[Message, ...] | str
+    model: str | None = None
     max_tokens: int | None = None
     max_tokens_param: str = "max_tokens"
     temperature: float = 1.0
@@ -64,6 +66,7 @@ class EmbeddingRequest:
     """Texts to embed; ``dimensions`` is the length the caller expects, None when it expects none."""
 
     inputs: tuple[str, ...]
+    model: str | None = None
     dimensions: int | None
     base64: bool
 

@@ -53,6 +53,7 @@ _SERVICE_LINK = re.compile(
 )
 _LONGEST_SHOWN = 80
 _MOST_FAULTS = 20
+_MOST_ALIASES = 64
 
 
 class SettingsError(ValueError):
@@ -74,6 +75,16 @@ def _text(instead: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _names(value: str) -> str:
+    """Names separated by commas; white space around them does not count."""
+    names = [name.strip() for name in value.split(",")]
+    if len(names) > _MOST_ALIASES:
+        raise ValueError(f"it has {len(names)} names; give at most {_MOST_ALIASES}")
+    if "" in names:
+        raise ValueError("a name between its commas is empty; separate the names by one comma each")
+    return ",".join(names)
+
+
 class Settings(BaseSettings):
     """Settings of one server process."""
 
@@ -84,6 +95,16 @@ class Settings(BaseSettings):
     )
     model_id: Annotated[str, _text("leave it unset for the catalogue or file name")] | None = Field(
         None, description="Name reported to callers; the catalogue or file name when unset."
+    )
+    model_aliases: Annotated[str, _text("leave it unset for none"), AfterValidator(_names)] | None = Field(
+        None,
+        description="Other names by which requests may ask for the model, separated by commas; at most 64. Answers "
+        "report the model's own name.",
+    )
+    accept_any_model: bool = Field(
+        False,
+        description="Answer requests whatever model they name. Without it a name that is neither the model's own, an "
+        "alias nor a generic one gets a 404.",
     )
     host: Annotated[str, _text("set 127.0.0.1 for this machine only, 0.0.0.0 for all interfaces")] = Field(
         "127.0.0.1", description="Address to listen on."
@@ -224,6 +245,11 @@ class Settings(BaseSettings):
                 f"cache_type={self.cache_type} needs flash attention, and flash_attention is off; set it to auto or on"
             )
         return self
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """``model_aliases`` one by one."""
+        return tuple(self.model_aliases.split(",")) if self.model_aliases else ()
 
     @property
     def model_path(self) -> Path:

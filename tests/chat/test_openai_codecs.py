@@ -49,7 +49,7 @@ LOGPROBS: TokenLogprobs = (
 
 
 def chat_body(**fields: Any) -> dict[str, Any]:
-    return {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields}
+    return {"messages": [{"role": "user", "content": "Hi"}], **fields}
 
 
 def decode_chat(**fields: Any) -> GenerationRequest:
@@ -57,7 +57,7 @@ def decode_chat(**fields: Any) -> GenerationRequest:
 
 
 def decode_completion(**fields: Any) -> GenerationRequest:
-    return completions.decode({"model": "m", "prompt": "Once", **fields}, max_choices=8)
+    return completions.decode({"prompt": "Once", **fields}, max_choices=8)
 
 
 def refusal(call: Callable[[], object]) -> Problem:
@@ -79,7 +79,15 @@ SAMPLING = [
     ({"top_p": 0.5}, {"top_p": 0.5}),
     ({"top_k": 40}, {"top_k": 40}),
     ({"min_p": 0.05}, {"min_p": 0.05}),
+    ({"top_k": -1}, {}),
     ({"seed": 2**63 - 1}, {"seed": 2**63 - 1}),
+    ({"seed": -(2**63)}, {"seed": -(2**63)}),
+    ({"seed": -1}, {"seed": -1}),
+    ({"stop": ""}, {}),
+    ({"stop": ["", "x"]}, {"stop": ("x",)}),
+    ({"model": "m"}, {"model": "m"}),
+    ({"repeat_last_n": 64, "repeat_penalty": 1.0}, {}),
+    ({"repeat_last_n": -1, "presence_penalty": 1}, {"presence_penalty": 1}),
     ({"stop": "x"}, {"stop": ("x",)}),
     ({"stop": ["x", "\n", "y", "z"]}, {"stop": ("x", "\n", "y", "z")}),
     ({"stop": []}, {"stop": ()}),
@@ -145,10 +153,14 @@ def test_messages_of_every_role() -> None:
                 "role": "assistant",
                 "content": "a",
                 "refusal": None,
-                "tool_calls": None,
+                "tool_calls": [],
                 "audio": None,
-                "annotations": None,
+                "annotations": [{"type": "url_citation"}],
+                "reasoning_content": "Hm.",
+                "name": "Bob",
             },
+            {"role": "assistant", "content": None},
+            {"role": "assistant", "content": []},
             {"role": "tool", "content": "t", "tool_call_id": "call_1"},
         ]
     )
@@ -157,6 +169,8 @@ def test_messages_of_every_role() -> None:
         Message("developer", "d1 d2"),
         Message("user", "u"),
         Message("assistant", "a"),
+        Message("assistant", ""),
+        Message("assistant", ""),
         Message("tool", "t"),
     )
 
@@ -164,11 +178,16 @@ def test_messages_of_every_role() -> None:
 TOOL = {"type": "function", "function": {"name": "f"}}
 UNSUPPORTED_IN_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL]}, "tools"),
-    ({"tools": []}, "tools"),
-    ({"tool_choice": "auto"}, "tool_choice"),
-    ({"parallel_tool_calls": True}, "parallel_tool_calls"),
+    ({"tools": {}}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ({"id_slot": 0}, "id_slot"),
+    ({"repeat_penalty": 1.1}, "repeat_penalty"),
+    ({"repeat_penalty": True}, "repeat_penalty"),
+    ({"ignore_eos": 0}, "ignore_eos"),
+    ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
     ({"functions": [{"name": "f"}]}, "functions"),
-    ({"function_call": "auto"}, "function_call"),
+    ({"function_call": {"name": "f"}}, "function_call"),
     ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
@@ -188,7 +207,6 @@ UNSUPPORTED_IN_CHAT: list[tuple[dict[str, Any], str]] = [
         "messages.0.content.1",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]}, "messages.0.content.0"),
-    ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages.0.name"),
     ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]}, "messages.0.tool_calls"),
     ({"messages": [{"role": "assistant", "content": "x", "function_call": {}}]}, "messages.0.function_call"),
     ({"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]}, "messages.0.refusal"),
@@ -209,7 +227,9 @@ def test_unsupported_in_chat_is_named(fields: dict[str, Any], param: str) -> Non
 
 
 def test_several_unsupported_fields_are_all_named() -> None:
-    assert '"tools", "audio" are not supported' in refusal(lambda: decode_chat(tools=[], audio={})).message
+    assert '"tool", "sound" are not supported' in refusal(lambda: decode_chat(tool=[], sound={})).message
+    problem = refusal(lambda: decode_chat(tools=[TOOL], audio={}))
+    assert [detail.loc for detail in problem.details] == [("audio",), ("tools",)]
 
 
 def test_a_long_unknown_name_is_shortened() -> None:
@@ -243,15 +263,14 @@ def test_unsupported_in_completions_is_named(fields: dict[str, Any], param: str)
         ({"temperature": True}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_p": 1.01}, "top_p"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"top_k": 1.5}, "top_k"),
         ({"top_k": 2**31}, "top_k"),
         ({"min_p": 2}, "min_p"),
-        ({"seed": -1}, "seed"),
+        ({"seed": -(2**63) - 1}, "seed"),
         ({"seed": 2**63}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
-        ({"stop": ""}, "stop"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
         ({"stop": ["a", 1]}, "stop.1"),
         ({"presence_penalty": 3}, "presence_penalty"),
@@ -264,7 +283,7 @@ def test_unsupported_in_completions_is_named(fields: dict[str, Any], param: str)
         ({"n": 9}, "n"),
         ({"stream": 1}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"repeat_last_n": 64, "presence_penalty": 1}, "repeat_last_n"),
         ({"user": 1}, "user"),
         ({"model": 1}, "model"),
     ],
@@ -469,7 +488,7 @@ def test_an_error_event() -> None:
         ({"input": "a"}, EmbeddingRequest(inputs=("a",), dimensions=None, base64=False)),
         (
             {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 3, "user": "u", "model": "m"},
-            EmbeddingRequest(inputs=("a", "b"), dimensions=3, base64=True),
+            EmbeddingRequest(inputs=("a", "b"), model="m", dimensions=3, base64=True),
         ),
         ({"input": "a", "encoding_format": "float"}, EmbeddingRequest(inputs=("a",), dimensions=None, base64=False)),
     ],

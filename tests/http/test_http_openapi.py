@@ -15,7 +15,7 @@ from steelyard_runtime.settings import Settings
 
 def test_every_route_is_described_and_nothing_else() -> None:
     described = {(path, method.upper()) for path, item in document(Settings())["paths"].items() for method in item}
-    served = {(route.path, method) for route in ROUTES for method in route.methods or () if method != "HEAD"}
+    served = {(route.path_format, method) for route in ROUTES for method in route.methods or () if method != "HEAD"}
     assert described == served
 
 

@@ -17,7 +17,7 @@ from steelyard_runtime.settings import Settings
 from stub_engine import StubEngine
 
 POSTS = [route.path for route in ROUTES if "POST" in (route.methods or ())]
-GETS = [route.path for route in ROUTES if "GET" in (route.methods or ())]
+GETS = [route.path.replace("{model:path}", "stub") for route in ROUTES if "GET" in (route.methods or ())]
 
 
 @pytest.mark.parametrize("path", GETS)
@@ -35,7 +35,7 @@ def test_invocations_speaks_every_contract(
         "result": decision,
         "answers": systemone,
         "choices": chat,
-        "usage": {"model": "m", "input": "x", "questions": [question]},
+        "usage": {"model": "default", "input": "x", "questions": [question]},
         "data": {"input": "text"},
     }
     for key, body in expected.items():
@@ -67,7 +67,10 @@ def test_errors_of_invocations_have_the_shape_of_the_dispatched_contract(stub_cl
 @pytest.mark.parametrize(
     ("path", "place"),
     [("/nope", "error"), ("/v1/systemone/x", "detail"), ("/v1/chat/x", "error.message"), ("/openai/x", "error.message"),
-     ("/ping/", "error"), ("/v1/chat/completions/", "error.message"), ("/v1/systemone/", "detail")],
+     ("/ping/", "error"), ("/v1/chat/completions/", "error.message"), ("/v1/systemone/", "detail"),
+     ("/v1", "error.message"), ("/v1/responses", "error.message"), ("/v1/audio/speech", "error.message"),
+     ("/openai/v1/models", "error.message"), ("/chat/completions", "error.message"), ("/v1//files", "error.message"),
+     ("/systemone", "detail"), ("/v1/identity/x", "error"), ("/invocations/x", "error")],
 )  # fmt: skip
 def test_unknown_paths_are_404_in_json(stub_client: TestClient, path: str, place: str) -> None:
     for method in ("GET", "POST", "DELETE"):
@@ -76,6 +79,7 @@ def test_unknown_paths_are_404_in_json(stub_client: TestClient, path: str, place
         value = response.json()
         for key in place.split("."):
             value = value[key]
+        assert place == "detail" or isinstance(value, str)
 
 
 @pytest.mark.parametrize("path", [*POSTS, *GETS])
@@ -103,7 +107,11 @@ def test_work_is_refused_while_loading(path: str, decision: dict[str, Any]) -> N
     bodies = {
         "/invocations": decision,
         "/v1/systemone": {"state": "", "questions": {"a": {"type": "noul"}}},
-        "/v1/decisions": {"model": "m", "input": "x", "questions": [{"type": "predicate", "instructions": "late?"}]},
+        "/v1/decisions": {
+            "model": "default",
+            "input": "x",
+            "questions": [{"type": "predicate", "instructions": "late?"}],
+        },
         "/v1/completions": {"prompt": "a"},
         "/v1/embeddings": {"input": "a"},
     }

@@ -73,7 +73,12 @@ def _chat(
     notes.append("the chat container is not available here: our server's chat answers in its place")
     model = flags.pop("model", "") or str(model_folder)
     own = {name: value for name, value in environment.items() if not name.startswith(llama_flags.PREFIX)}
-    own |= {"STEELYARD_MODEL": model, **llama_flags.settings(flags, say=notes.append)}
+    # llama-server answers whatever model a request names.
+    own |= {
+        "STEELYARD_MODEL": model,
+        "STEELYARD_ACCEPT_ANY_MODEL": "true",
+        **llama_flags.settings(flags, say=notes.append),
+    }
     return _our_server(own, base, port=port, options=options, notes=notes, paths=paths)
 
 

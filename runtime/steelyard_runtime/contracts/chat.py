@@ -1,9 +1,9 @@
 """OpenAI chat completions: ``POST /v1/chat/completions``.
 
 Text parts of a message are joined as they are, nothing between them. ``developer`` messages are system messages to the
-model. ``tool_call_id`` says which call a tool message answers; it is accepted and not shown to the model. A seed, and a
-temperature of 0, give the same answer to the same request. ``user``, ``metadata`` and ``store: false`` do not change
-an answer; they are accepted and not kept.
+model. Names, ``tool_call_id``, ``annotations`` and the reasoning of earlier turns are accepted and not shown to the
+model. A seed, and a temperature of 0, give the same answer to the same request. What does not change an answer is
+accepted: identifiers, hints for caches, and every other server's field at the value that asks for nothing.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictInt, StrictStr
 
+from steelyard_runtime.contracts.neutral import IgnoredFlag, IgnoredText, Neutral
 from steelyard_runtime.contracts.openai_text import (
     LIST,
     MAX_INT32,
     TEXT,
     TEXT_OR_LIST,
     UNIONS,
-    NotSupported,
     SamplingFields,
     finite,
     opening,
@@ -39,16 +39,35 @@ NAME = "openai_chat"
 error = openai_error
 
 
+_NO_TOOLS = "this server calls no tools"
+_TEXT_ONLY = "this server reads and writes text only"
+
+
+class CacheBreakpoint(Strict):
+    """A hint that a reusable prefix ends here."""
+
+    mode: Literal["explicit"]
+    ttl: Literal["30m", "12h"] | None = None
+
+
+class CacheOptions(Strict):
+    """Hints for the prefix cache; they change no answer."""
+
+    mode: Annotated[Any, Neutral("implicit", because="prefixes are reused at boundaries of the server's own")] = None
+    ttl: Literal["30m"] | None = None
+
+
 class TextPart(Strict):
     """A part of a message's content."""
 
     type: Literal["text"]
     text: StrictStr
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-Content = Annotated[
-    Annotated[StrictStr, TEXT] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), LIST], TEXT_OR_LIST
-]
+_Parts = Annotated[list[TextPart], Field(fail_fast=True), LIST]
+_SomeParts = Annotated[list[TextPart], Field(min_length=1, fail_fast=True), LIST]
+Content = Annotated[Annotated[StrictStr, TEXT] | _SomeParts, TEXT_OR_LIST]
 
 
 class PromptMessage(Strict):
@@ -56,20 +75,22 @@ class PromptMessage(Strict):
 
     role: Literal["system", "developer", "user"]
     content: Content
-    name: NotSupported = None
+    name: IgnoredText = None
 
 
 class AssistantMessage(Strict):
-    """What the model said earlier."""
+    """What the model said earlier; without content, a turn in which it said nothing."""
 
     role: Literal["assistant"]
-    content: Content
-    name: NotSupported = None
-    refusal: NotSupported = None
-    tool_calls: NotSupported = None
-    function_call: NotSupported = None
-    audio: NotSupported = None
-    annotations: NotSupported = None
+    content: Annotated[Annotated[StrictStr, TEXT] | _Parts, TEXT_OR_LIST] | None = None
+    name: IgnoredText = None
+    reasoning_content: IgnoredText = None
+    reasoning: IgnoredText = None
+    annotations: list[dict[str, Any]] | None = Field(None, description="Accepted, not shown to the model.")
+    refusal: Annotated[Any, Neutral("", because="send the words as content")] = None
+    tool_calls: Annotated[Any, Neutral([], because=_NO_TOOLS)] = None
+    function_call: Annotated[Any, Neutral(because=_NO_TOOLS)] = None
+    audio: Annotated[Any, Neutral(because=_TEXT_ONLY)] = None
 
 
 class ToolMessage(Strict):
@@ -78,6 +99,7 @@ class ToolMessage(Strict):
     role: Literal["tool"]
     content: Content
     tool_call_id: StrictStr | None = None
+    name: IgnoredText = None
 
 
 class TextFormat(Strict):
@@ -130,22 +152,41 @@ class Request(SamplingFields):
     )
     store: OnlyFalse | None = Field(None, description="Nothing is stored; true is refused.")
 
-    audio: NotSupported = None
-    function_call: NotSupported = None
-    functions: NotSupported = None
-    modalities: NotSupported = None
-    parallel_tool_calls: NotSupported = None
-    prediction: NotSupported = None
-    reasoning_effort: NotSupported = None
-    service_tier: NotSupported = None
-    tool_choice: NotSupported = None
-    tools: NotSupported = None
-    verbosity: NotSupported = None
-    web_search_options: NotSupported = None
+    prompt_cache_key: IgnoredText = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(
+        None, description="A hint. Prefixes are kept in memory only, as long as there is room."
+    )
+    safety_identifier: IgnoredText = None
+    parallel_tool_calls: IgnoredFlag = None
+
+    audio: Annotated[Any, Neutral(because=_TEXT_ONLY)] = None
+    function_call: Annotated[Any, Neutral("none", "auto", because=_NO_TOOLS)] = None
+    functions: Annotated[Any, Neutral([], because=_NO_TOOLS)] = None
+    modalities: Annotated[Any, Neutral([], ["text"], because=_TEXT_ONLY)] = None
+    moderation: Annotated[Any, Neutral(because="nothing is moderated here")] = None
+    prediction: Annotated[Any, Neutral(because="predicted outputs are not supported")] = None
+    reasoning_effort: Annotated[Any, Neutral("none", because="thinking is off")] = None
+    service_tier: Annotated[Any, Neutral("auto", "default", because="callers take turns")] = None
+    tool_choice: Annotated[Any, Neutral("none", "auto", because=_NO_TOOLS)] = None
+    tools: Annotated[Any, Neutral([], because=_NO_TOOLS)] = None
+    verbosity: Annotated[Any, Neutral("medium", because="ask for it in a message")] = None
+    web_search_options: Annotated[Any, Neutral(because="nothing is searched")] = None
+
+    # Of llama.cpp's server and vLLM, for chats only.
+    echo: Annotated[Any, Neutral(False, because="messages are not repeated")] = None
+    add_generation_prompt: Annotated[Any, Neutral(True, because="an answer is a turn of its own")] = None
+    continue_final_message: Annotated[Any, Neutral(False, because="an answer is a turn of its own")] = None
+    add_special_tokens: Annotated[Any, Neutral(False, because="the template has them")] = None
+    documents: Annotated[Any, Neutral([], because="put them into a message")] = None
+    chat_template: Annotated[Any, Neutral(because="the model's own is used")] = None
+    chat_template_kwargs: Annotated[Any, Neutral({}, {"enable_thinking": False}, because="thinking is off")] = None
+    mm_processor_kwargs: Annotated[Any, Neutral({}, because=_TEXT_ONLY)] = None
+    reasoning_format: Annotated[Any, Neutral("none", because="thinking is off")] = None
+    include_reasoning: IgnoredFlag = None
+    parse_tool_calls: IgnoredFlag = None
 
 
-_REFUSED = frozenset(name for name, field in Request.model_fields.items() if field.annotation is type(None))
-_REFUSED_IN_MESSAGE = ("tool_calls", "function_call", "audio", "refusal", "annotations", "name")
 _UNIONS: tuple[Path, ...] = (*UNIONS, ("messages", ...), ("messages", ..., "content"), ("response_format",))
 
 
@@ -163,7 +204,7 @@ def decode(body: Any, *, max_choices: int) -> GenerationRequest:
         if body.get("store") is True:
             raise unsupported(("store",), "nothing is stored here; leave it out or send false")
         _refuse_parts(body.get("messages"))
-    request = parse(body, Request, refused=_REFUSED, unions=_UNIONS)
+    request = parse(body, Request, unions=_UNIONS)
     shared = sampling(request, max_choices=max_choices)
     limit, param = _limit(request)
     return GenerationRequest(
@@ -261,9 +302,6 @@ def _refuse_parts(messages: Any) -> None:
         place = ("messages", index)
         if message.get("role") == "function":
             raise unsupported((*place, "role"), "'function' messages are not supported; use the role 'tool'")
-        for name in _REFUSED_IN_MESSAGE:
-            if message.get(name) is not None:
-                raise unsupported((*place, name), "is not supported; messages have a role and text")
         content = message.get("content")
         for position, part in enumerate(content if isinstance(content, list) else ()):
             kind = part.get("type") if isinstance(part, dict) else None
@@ -273,7 +311,9 @@ def _refuse_parts(messages: Any) -> None:
                 )
 
 
-def _text(content: str | list[TextPart]) -> str:
+def _text(content: str | list[TextPart] | None) -> str:
+    if content is None:
+        return ""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
@@ -289,7 +329,7 @@ def _limit(request: Request) -> tuple[int | None, str]:
 def _top_logprobs(request: Request) -> int | None:
     if request.logprobs:
         return request.top_logprobs or 0
-    if request.top_logprobs is not None:
+    if request.top_logprobs:
         raise invalid(("top_logprobs",), "is only allowed with logprobs: true")
     return None
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictInt
 
+from steelyard_runtime.contracts.neutral import Neutral
 from steelyard_runtime.contracts.openai_text import (
     LIST,
     TEXT,
     TEXT_OR_LIST,
     UNIONS,
-    NotSupported,
     SamplingFields,
     finite,
     opening,
@@ -46,10 +46,10 @@ class Request(SamplingFields):
         None, description="Not supported beyond 1; ask for n answers instead."
     )
 
-    suffix: NotSupported = None
+    suffix: Annotated[Any, Neutral("", because="a text is continued at its end")] = None
+    add_special_tokens: Annotated[Any, Neutral(True, because="a prompt begins as the model's texts do")] = None
 
 
-_REFUSED = frozenset({"suffix"})
 _UNIONS: tuple[Path, ...] = (*UNIONS, ("prompt",))
 
 
@@ -65,7 +65,7 @@ def decode(body: Any, *, max_choices: int) -> GenerationRequest:
     """
     if isinstance(body, dict):
         _refuse(body)
-    request = parse(body, Request, refused=_REFUSED, unions=_UNIONS)
+    request = parse(body, Request, unions=_UNIONS)
     return GenerationRequest(
         prompt=request.prompt if isinstance(request.prompt, str) else request.prompt[0],
         top_logprobs=request.logprobs,

@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictInt, StrictStr
 
-from steelyard_runtime.contracts.openai_text import LIST, MAX_INT32, TEXT, TEXT_OR_LIST, parse, unsupported
+from steelyard_runtime.contracts.model_names import MODEL
+from steelyard_runtime.contracts.neutral import IgnoredText, Neutral
+from steelyard_runtime.contracts.openai_text import (
+    LIST,
+    MAX_INT32,
+    TEXT,
+    TEXT_OR_LIST,
+    parse,
+    unsupported,
+)
 from steelyard_runtime.contracts.validation import NonEmpty, Path, Strict
 from steelyard_runtime.errors import openai_error
 from steelyard_runtime.generation import EmbeddingRequest, Embeddings
@@ -27,16 +36,22 @@ class Request(Strict):
         | Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), LIST],
         TEXT_OR_LIST,
     ] = Field(description="One text, or up to 2048.")
-    model: StrictStr | None = Field(
-        None, description="Accepted whatever it says: a server has one model and reports its real id."
-    )
+    model: StrictStr | None = MODEL
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="Numbers, or the base64 of little-endian float32; default float."
     )
     dimensions: Annotated[StrictInt, Field(ge=1, le=MAX_INT32)] | None = Field(
         None, description="Must be the model's own; vectors are not shortened."
     )
-    user: StrictStr | None = Field(None, description="Accepted, not stored, not shown to the model.")
+    user: IgnoredText = None
+
+    # Of llama.cpp's server and vLLM.
+    embd_normalize: Annotated[Any, Neutral(2, because="vectors have length 1")] = None
+    normalize: Annotated[Any, Neutral(True, because="vectors have length 1")] = None
+    add_special_tokens: Annotated[Any, Neutral(True, because="a text begins as the model's texts do")] = None
+    truncate_prompt_tokens: Annotated[Any, Neutral(because="nothing is truncated")] = None
+    priority: Annotated[Any, Neutral(0, because="callers take turns")] = None
+    request_id: IgnoredText = None
 
 
 _UNIONS: tuple[Path, ...] = (("input",),)
@@ -51,9 +66,14 @@ def decode(body: Any) -> EmbeddingRequest:
     if isinstance(body, dict):
         given = body.get("input")
         if isinstance(given, list) and any(isinstance(item, int | list) for item in given):
-            raise unsupported(("input",), "token ids are not supported; send the text")
-    request = parse(body, Request, refused=(), unions=_UNIONS)
+            raise unsupported(
+                ("input",),
+                "token ids are not supported, because clients make them with another model's tokenizer; send the text "
+                "(OpenAIEmbeddings of LangChain: check_embedding_ctx_length=False)",
+            )
+    request = parse(body, Request, unions=_UNIONS)
     return EmbeddingRequest(
+        model=request.model,
         inputs=(request.input,) if isinstance(request.input, str) else tuple(request.input),
         dimensions=request.dimensions,
         base64=request.encoding_format == "base64",

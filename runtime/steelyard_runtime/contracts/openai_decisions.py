@@ -19,11 +19,10 @@ What the model reads:
   ``: description`` when there is one. A boolean is shown as ``true`` or ``false``; when a string of the same spelling
   is also a choice, the strings are shown as JSON strings.
 
-Caching: ``prompt_cache_breakpoint`` and ``prompt_cache_options`` (``mode`` implicit, ``ttl``) are accepted as hints.
-They change no answer; the server keeps the prefixes that its memory allows, at boundaries of its own, and
-``usage`` says what was reused. What could not be kept as a promise is refused: ``prompt_cache_key`` (prefixes are
-partitioned by caller, not by key) and the mode ``explicit`` (implicit reuse cannot be switched off by a request).
-``safety_identifier`` asks for nothing; it is accepted, not stored and not shown to the model.
+Caching: ``prompt_cache_breakpoint``, ``prompt_cache_key`` and ``prompt_cache_options`` (``mode`` implicit, ``ttl``) are
+accepted as hints. They change no answer; the server keeps the prefixes that its memory allows, by caller, at boundaries
+of its own, and ``usage`` says what was reused. The mode ``explicit`` is refused: a request cannot switch the reuse of
+its own prefixes off. ``safety_identifier`` asks for nothing; it is accepted, not stored and not shown to the model.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from steelyard_runtime.contracts import model_names
 from steelyard_runtime.contracts.answer_details import (
     ModelIdentity,
     argmax,
@@ -56,6 +56,9 @@ from steelyard_runtime.contracts.answer_details import (
 )
 from steelyard_runtime.contracts.limits import MAX_OPTIONS, Limits
 from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
+from steelyard_runtime.contracts.model_names import MODEL
+from steelyard_runtime.contracts.neutral import IgnoredText
+from steelyard_runtime.contracts.option_names import RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
@@ -75,6 +78,7 @@ from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Option, 
 from steelyard_runtime.errors import Problem, openai_error
 
 NAME = "openai_decisions"
+GENERIC_NAMES = model_names.GENERIC_NAMES
 
 MAX_QUESTIONS = 400
 
@@ -186,7 +190,7 @@ class Message(Strict):
 
     role: Literal["user", "developer", "system"]
     content: InputContent
-    type: Literal["message"] = "message"
+    type: Literal["message"] | None = "message"
 
 
 class AssistantMessage(Strict):
@@ -195,7 +199,7 @@ class AssistantMessage(Strict):
     role: Literal["assistant"]
     content: AssistantContent
     phase: Literal["commentary", "final_answer"] | None = None
-    type: Literal["message"] = "message"
+    type: Literal["message"] | None = "message"
 
 
 class _ToolItem(Strict):
@@ -239,8 +243,8 @@ class CustomToolCallOutput(_ToolItem):
 def _item_tag(item: Any) -> str | None:
     if not isinstance(item, dict):
         return None
-    kind = item.get("type", "message")
-    if kind != "message":
+    kind = item.get("type")
+    if kind not in (None, "message"):
         return kind if isinstance(kind, str) and kind in _CALL_TYPES else None
     role = item.get("role")
     return {"user": "message", "developer": "message", "system": "message", "assistant": "assistant"}.get(
@@ -349,13 +353,6 @@ def _no_explicit_mode(mode: Any) -> Any:
     return mode
 
 
-def _no_cache_key(key: Any) -> None:
-    if key is not None:
-        raise unsupported(
-            "prompt_cache_key is not supported: kept prefixes are partitioned by caller, not by key; remove the field"
-        )
-
-
 class CacheOptions(Strict):
     """Hints for the prefix cache."""
 
@@ -366,9 +363,7 @@ class CacheOptions(Strict):
 class Request(Strict):
     """The body."""
 
-    model: NonEmpty = Field(
-        description="Accepted whatever it says: a server has one model and reports its real id.",
-    )
+    model: StrictStr | None = MODEL
     input: Annotated[
         Annotated[StrictStr, Tag("text")] | Annotated[list[Item], Field(min_length=1, fail_fast=True), Tag("parts")],
         _TEXT_OR_PARTS,
@@ -385,7 +380,7 @@ class Request(Strict):
             bound=MAX_QUESTIONS,
         ),
     ]
-    prompt_cache_key: Annotated[None, BeforeValidator(_no_cache_key), WithJsonSchema({"type": "null"})] = None
+    prompt_cache_key: IgnoredText = None
     prompt_cache_options: CacheOptions | None = None
     safety_identifier: Annotated[StrictStr, StringConstraints(max_length=64)] | None = None
     x_layout: Layout | None = LAYOUT
@@ -397,13 +392,15 @@ class Decoded:
 
     request: DecisionRequest
     questions: tuple[Predicate | Choice | Score, ...]
+    model: str | None = None
+    """The name that the caller gave the model."""
 
 
 def decode(body: Any, *, limits: Limits) -> Decoded:
     """The questions of a body.
 
     Raises:
-        Problem: ``INVALID`` (or ``UNSUPPORTED`` for images and cache keys); names the field.
+        Problem: ``INVALID`` (or ``UNSUPPORTED`` for images); names the field.
     """
     try:
         parsed = Request.model_validate(body, context=Checking(limits))
@@ -418,6 +415,7 @@ def decode(body: Any, *, limits: Limits) -> Decoded:
             layout=parsed.x_layout,
         ),
         questions=tuple(parsed.questions),
+        model=parsed.model,
     )
 
 

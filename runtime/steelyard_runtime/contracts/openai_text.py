@@ -10,7 +10,10 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Discriminator, Field, StrictFloat, StrictInt, StrictStr, Tag, ValidationError
 
-from steelyard_runtime.contracts.validation import NonEmpty, Path, Strict, from_pydantic, invalid, quote, shorten
+from steelyard_runtime.contracts.model_names import MODEL
+from steelyard_runtime.contracts.neutral import IgnoredText, Neutral, is_neutral
+from steelyard_runtime.contracts.server_fields import ServerFields
+from steelyard_runtime.contracts.validation import Path, Strict, from_pydantic, invalid, quote, shorten
 from steelyard_runtime.engine.interface import Done, TokenLogprob
 from steelyard_runtime.errors import Detail, Kind, Problem, openai_error
 from steelyard_runtime.generation import Head
@@ -18,13 +21,11 @@ from steelyard_runtime.generation import Head
 MAX_STOP_STRINGS = 4
 MAX_LOGIT_BIASES = 1024
 MAX_INT32 = 2**31 - 1
-MAX_SEED = 2**63 - 1
+MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 LOWEST_LOGPROB = -9999.0
 
 SSE_DONE = b"data: [DONE]\n\n"
 SSE_MEDIA_TYPE = "text/event-stream"
-
-NotSupported = Annotated[None, Field(description="Not supported: null or absent.")]
 
 TEXT = Tag("text")
 LIST = Tag("list")
@@ -38,14 +39,13 @@ class StreamOptions(Strict):
     """Options of a streamed answer."""
 
     include_usage: bool | None = Field(None, description="End the stream with a chunk that holds the token counts.")
+    include_obfuscation: Annotated[Any, Neutral(False, because="streams are not padded")] = None
 
 
-class SamplingFields(Strict):
+class SamplingFields(ServerFields):
     """How tokens are chosen. Null is the same as absent."""
 
-    model: StrictStr | None = Field(
-        None, description="Accepted whatever it says: a server has one model and reports its real id."
-    )
+    model: StrictStr | None = MODEL
     max_tokens: Annotated[StrictInt, Field(ge=1, le=MAX_INT32)] | None = Field(
         None, description="Tokens to generate at most; the server's default_max_tokens when unset."
     )
@@ -55,22 +55,26 @@ class SamplingFields(Strict):
     top_p: Annotated[StrictFloat, Field(ge=0, le=1)] | None = Field(
         None, description="Sample from the likeliest tokens of this total probability; default 1, all."
     )
-    top_k: Annotated[StrictInt, Field(ge=0, le=MAX_INT32)] | None = Field(
-        None, description="Sample from this many likeliest tokens; default 0, all."
+    top_k: Annotated[StrictInt, Field(ge=-1, le=MAX_INT32)] | None = Field(
+        None, description="Sample from this many likeliest tokens; default 0, all, and so is -1."
     )
     min_p: Annotated[StrictFloat, Field(ge=0, le=1)] | None = Field(
         None, description="Leave out tokens below this share of the likeliest one's probability; default 0, none."
     )
-    seed: Annotated[StrictInt, Field(ge=0, le=MAX_SEED)] | None = Field(
-        None, description="The same seed gives the same answer to the same request."
+    seed: Annotated[StrictInt, Field(ge=MIN_SEED, le=MAX_SEED)] | None = Field(
+        None, description="The same seed gives the same answer to the same request; -1 is a seed like any other."
     )
     stop: (
         Annotated[
-            Annotated[NonEmpty, TEXT] | Annotated[list[NonEmpty], Field(max_length=MAX_STOP_STRINGS), LIST],
+            Annotated[StrictStr, TEXT] | Annotated[list[StrictStr], Field(max_length=MAX_STOP_STRINGS), LIST],
             TEXT_OR_LIST,
         ]
         | None
-    ) = Field(None, description="Text, or up to 4 texts, at which the answer ends; it is not part of the answer.")
+    ) = Field(
+        None,
+        description="Text, or up to 4 texts, at which the answer ends; it is not part of the answer. Empty texts end "
+        "nothing.",
+    )
     presence_penalty: Annotated[StrictFloat, Field(ge=-2, le=2)] | None = Field(
         None, description="Subtracted from the logit of a token that was already generated; default 0."
     )
@@ -91,33 +95,28 @@ class SamplingFields(Strict):
         None, description="Answers to generate, up to the server's max_choices; default 1."
     )
     stream: bool | None = Field(None, description="Send the answer as server-sent events.")
-    stream_options: StreamOptions | None = Field(None, description="Only with stream.")
-    user: StrictStr | None = Field(None, description="Accepted, not stored, not shown to the model.")
+    stream_options: StreamOptions | None = Field(None, description="include_usage is only allowed with stream.")
+    user: IgnoredText = None
 
 
 UNIONS: tuple[Path, ...] = (("stop",),)
 
 
-def parse(body: Any, model: type[_Model], *, refused: Collection[str], unions: Collection[Path]) -> _Model:
+def parse(body: Any, model: type[_Model], *, unions: Collection[Path]) -> _Model:
     """``body`` as ``model``.
 
     Args:
         body: Any JSON value.
         model: The contract's request.
-        refused: The contract's fields that exist elsewhere and are not supported here.
         unions: Places of unions in the body, as ``from_pydantic`` wants them.
 
     Raises:
         Problem: UNSUPPORTED, naming the fields that this server does not have; INVALID for wrong values.
     """
     if isinstance(body, dict):
-        strange = [
-            name
-            for name, value in body.items()
-            if name not in model.model_fields or (name in refused and value is not None)
-        ]
+        strange = [name for name in body if name not in model.model_fields]
         if strange:
-            raise _unsupported_fields(strange, model, refused)
+            raise _unsupported_fields(strange, model)
     try:
         return model.model_validate(body)
     except ValidationError as fault:
@@ -134,29 +133,38 @@ def sampling(fields: SamplingFields, *, max_choices: int) -> dict[str, Any]:
     """The part of a ``GenerationRequest`` that all contracts share, as keyword arguments.
 
     Raises:
-        Problem: INVALID, for more choices than ``max_choices`` or ``stream_options`` without ``stream``.
+        Problem: INVALID, for more choices than ``max_choices``, ``include_usage`` without ``stream``, or a window of
+            penalties that are not the whole answer's.
     """
     if fields.n is not None and fields.n > max_choices:
         raise invalid(("n",), f"must be at most {max_choices} (the server's setting max_choices); got {fields.n}")
-    if fields.stream_options is not None and not fields.stream:
+    include_usage = bool(fields.stream_options and fields.stream_options.include_usage)
+    if include_usage and not fields.stream:
         raise invalid(("stream_options",), "is only allowed with stream: true; remove it, or stream")
+    if fields.repeat_last_n not in (None, -1) and (fields.presence_penalty or fields.frequency_penalty):
+        raise invalid(
+            ("repeat_last_n",),
+            f"{fields.repeat_last_n} is only allowed with presence_penalty and frequency_penalty at 0, because they "
+            "count the whole answer here; send -1, or leave it out",
+        )
     stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
     given = {
         "temperature": fields.temperature,
         "top_p": fields.top_p,
-        "top_k": fields.top_k,
+        "top_k": None if fields.top_k is None else max(fields.top_k, 0),
         "min_p": fields.min_p,
         "presence_penalty": fields.presence_penalty,
         "frequency_penalty": fields.frequency_penalty,
         "n": fields.n,
     }
     return {name: value for name, value in given.items() if value is not None} | {
+        "model": fields.model,
         "max_tokens": fields.max_tokens,
         "seed": fields.seed,
-        "stop": stop,
+        "stop": tuple(text for text in stop if text),
         "logit_bias": tuple((int(token), bias) for token, bias in (fields.logit_bias or {}).items()),
         "stream": bool(fields.stream),
-        "include_usage": bool(fields.stream_options and fields.stream_options.include_usage),
+        "include_usage": include_usage,
     }
 
 
@@ -231,8 +239,9 @@ def sse_error(problem: Problem) -> bytes:
     return sse(openai_error(problem)[1])
 
 
-def _unsupported_fields(names: Sequence[str], model: type[Strict], refused: Collection[str]) -> Problem:
-    supported = ", ".join(name for name in model.model_fields if name not in refused)
+def _unsupported_fields(names: Sequence[str], model: type[Strict]) -> Problem:
+    neutral = {*ServerFields.model_fields, *(name for name, field in model.model_fields.items() if is_neutral(field))}
+    supported = ", ".join(name for name in model.model_fields if name not in neutral)
     shown = [shorten(name) for name in names[:8]]
     listed = ", ".join(quote(name) for name in shown) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     verb = "is" if len(names) == 1 else "are"

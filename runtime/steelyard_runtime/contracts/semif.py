@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, RootModel, StrictStr, ValidationError
 
+from steelyard_runtime.contracts import model_names
 from steelyard_runtime.contracts.answer_details import ModelIdentity, argmax, timing, tokens
 from steelyard_runtime.contracts.limits import MAX_OPTIONS, Limits
 from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
@@ -34,6 +35,7 @@ from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Option, 
 from steelyard_runtime.errors import Problem, semif_error
 
 NAME = "semif"
+GENERIC_NAMES = model_names.GENERIC_NAMES
 
 
 class OptionModel(Strict):
@@ -98,6 +100,8 @@ class Decoded:
     request: DecisionRequest
     ids: tuple[str, ...]
     single: bool
+    model: str | None = None
+    """Always None: this contract names no model."""
 
 
 def decode(body: Any, *, limits: Limits) -> Decoded:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, StrictStr, ValidationError, WithJsonSchema
 
+from steelyard_runtime.contracts import model_names
 from steelyard_runtime.contracts.answer_details import (
     ModelIdentity,
     argmax,
@@ -41,6 +42,7 @@ from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Option, 
 from steelyard_runtime.errors import Problem, systemone_error
 
 NAME = "systemone"
+GENERIC_NAMES = model_names.GENERIC_NAMES | {"jev-latest"}
 
 MAX_LEVELS = 10
 NOUL_INSTRUCTIONS = "Does this apply to the state: yes or no?"
@@ -108,7 +110,7 @@ def _named_questions(questions: Any) -> Any:
 
 
 def _no_assets(assets: Any) -> None:
-    if assets is not None:
+    if assets not in (None, {}, []):
         raise unsupported("assets are not supported: this server's models read text only; remove the field")
 
 
@@ -116,8 +118,10 @@ class Request(Lenient):
     """The body. Unknown fields at the top level are ignored."""
 
     state: Content = Field(description="What all questions are about.")
-    model: StrictStr = Field(
-        "jev-latest", description="Accepted whatever it says: a server has one model and reports its real id."
+    model: StrictStr | None = Field(
+        "jev-latest",
+        description="The model's id, an alias of it, 'jev-latest' or 'default'; empty and absent are the model that is "
+        "served. Another name is a 404.",
     )
     questions: Annotated[
         dict[str, Annotated[Noul | Choice | Score, Discriminator("type")]],
@@ -129,7 +133,7 @@ class Request(Lenient):
         sized(dict, "question", low=1, high=lambda limits: limits.max_questions, setting="max_questions"),
     ]
     x_layout: Layout | None = LAYOUT
-    assets: Annotated[None, BeforeValidator(_no_assets), WithJsonSchema({"type": "null"})] = Field(
+    assets: Annotated[None, BeforeValidator(_no_assets), WithJsonSchema({"enum": [None, {}, []]})] = Field(
         None, description="Media cannot be read here."
     )
 
@@ -143,6 +147,8 @@ class Decoded:
     types: tuple[Literal["noul", "choice", "score"], ...]
     legends: tuple[tuple[str, ...], ...]
     """The texts of a score's levels as its answer reports them; empty for the other types."""
+    model: str | None = None
+    """The name that the caller gave the model."""
 
 
 def decode(body: Any, *, limits: Limits) -> Decoded:
@@ -162,6 +168,7 @@ def decode(body: Any, *, limits: Limits) -> Decoded:
             questions=tuple(_question(question) for question in questions.values()),
             layout=parsed.x_layout,
         ),
+        model=parsed.model,
         ids=tuple(questions),
         types=tuple(question.type for question in questions.values()),
         legends=tuple(_legend(question) for question in questions.values()),

@@ -243,15 +243,18 @@ GENERATION: dict[str, Schema] = {
     ),
 }
 
+_MODEL = closed(id=TEXT, object=constant("model"), created=INTEGER, owned_by=TEXT)
+
 OPERATIONS: dict[str, Schema] = {
     "Ready": closed(status=constant("ready")),
     "Health": closed(status=constant("ready"), counters=mapping(either(NUMBER, mapping(NUMBER)))),
     "Identity": OPEN,
     "Models": closed(
         object=constant("list"),
-        data=array(closed(id=TEXT, object=constant("model"), created=INTEGER, owned_by=TEXT)),
+        data=array(_MODEL),
         models=array(closed(name=TEXT, description=TEXT, release_date=TEXT)),
     ),
+    "Model": _MODEL,
     "ExecutionParameters": closed(
         MaxConcurrentTransforms={"type": "integer", "minimum": 1},
         BatchStrategy=constant("SINGLE_RECORD"),

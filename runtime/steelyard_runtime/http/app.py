@@ -41,6 +41,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/v1/embeddings", posted(embeddings.embed), methods=POST),
     # Operations
     Route("/v1/models", operations.models, methods=GET),
+    Route("/v1/models/{model:path}", operations.model, methods=GET),
     Route("/v1/identity", operations.identity, methods=GET),
     Route("/health", operations.health, methods=GET),
     Route("/metrics", operations.metrics, methods=GET),
@@ -76,9 +77,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for HTTPException
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = ", ".join(sorted(request.scope["route"].methods))
-        message = f"{request.method[:20]} is not possible on {request.scope['route'].path}; use {allowed}."
+        message = f"{request.method[:20]} is not possible on {request.scope['route'].path_format}; use {allowed}."
         return problem_response(request, Problem(Kind.METHOD_NOT_ALLOWED, message, headers={"allow": allowed}))
     if error.status_code == HTTPStatus.NOT_FOUND:
-        known = ", ".join(route.path for route in ROUTES)
+        known = ", ".join(route.path_format for route in ROUTES)
         return problem_response(request, Problem(Kind.NOT_FOUND, f"There is no such path. There are: {known}."))
     raise error

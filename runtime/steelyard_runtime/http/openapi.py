@@ -5,6 +5,7 @@ A new route is one entry in ``_operations``. A test compares the entries with th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -74,6 +75,7 @@ class Operation:
         answers: Name of the 200 answer's schema by content type; None for text.
         codecs: The contracts of the body, empty for GET.
         kinds: Problems that can occur besides ``internal``.
+        parameter: Name and description of the path's parameter.
     """
 
     summary: str
@@ -81,6 +83,7 @@ class Operation:
     answers: dict[str, str | None]
     codecs: tuple[str, ...] = ()
     kinds: tuple[Kind, ...] = ()
+    parameter: tuple[str, str] | None = None
 
 
 def document(settings: Settings) -> dict[str, Any]:
@@ -132,7 +135,7 @@ def _operations() -> dict[str, Operation]:
             tag="Decisions",
             answers={JSON: "SystemOneResponse"},
             codecs=("SystemOne",),
-            kinds=(*_BODY, *_ENGINE),
+            kinds=generation,
         ),
         "/v1/decisions": Operation(
             summary="Decisions: OpenAI",
@@ -168,6 +171,13 @@ def _operations() -> dict[str, Operation]:
         "/v1/models": Operation(
             summary="The model served", tag="Operations", answers={JSON: "Models"}, kinds=not_ready
         ),
+        "/v1/models/{model}": Operation(
+            summary="The model served, by its id or an alias",
+            tag="Operations",
+            answers={JSON: "Model"},
+            kinds=(Kind.NOT_READY, Kind.MODEL_NOT_FOUND),
+            parameter=("model", "The name; it may hold slashes."),
+        ),
         "/v1/identity": Operation(
             summary="Everything an answer depends on besides the request",
             tag="Operations",
@@ -185,13 +195,18 @@ def _operations() -> dict[str, Operation]:
 def _path_item(path: str, operation: Operation, settings: Settings) -> dict[str, Any]:
     described: dict[str, Any] = {
         "summary": operation.summary,
-        "operationId": path.strip("/").replace("/", "_").replace(".", "_").replace("-", "_"),
+        "operationId": re.sub(r"[/.{}-]+", "_", path.strip("/{}")),
         "tags": [operation.tag],
         "responses": {
             "200": _response("The answer.", operation.answers),
             **{str(status): answer for status, answer in _error_responses(path, operation)},
         },
     }
+    if operation.parameter is not None:
+        name, description = operation.parameter
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "description": description, "schema": TEXT}
+        ]
     if not operation.codecs:
         return {"get": described}
     schemas = [ref(f"{name}Request") for name in operation.codecs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steelyard_runtime.chat_template import ChatTemplate
+from steelyard_runtime.contracts.model_names import ModelNames
 from steelyard_runtime.engine.interface import Engine, Health
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.identity import Identity, identify
@@ -22,6 +23,7 @@ class Services:
 
     engine: Engine
     identity: Identity
+    names: ModelNames
     decisions: DecisionService
     chat: ChatService
     embeddings: EmbeddingService
@@ -77,6 +79,7 @@ def build_services(settings: Settings, engine: Engine) -> Services:
     return Services(
         engine=engine,
         identity=identity,
+        names=ModelNames(model_id=identity.model_id, aliases=settings.aliases, accept_any=settings.accept_any_model),
         decisions=decisions,
         chat=ChatService(engine, settings, identity, template),
         embeddings=EmbeddingService(engine, settings, identity),

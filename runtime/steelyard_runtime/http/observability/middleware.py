@@ -81,7 +81,7 @@ class Observe:
 
     def _finish(self, scope: Scope, record: RequestRecord, status: int, duration_s: float) -> None:
         matched = scope.get("route")
-        route = matched.path if isinstance(matched, Route) else UNMATCHED
+        route = matched.path_format if isinstance(matched, Route) else UNMATCHED
         self._metrics.observe(record, route=route, status=status, duration_s=duration_s)
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._log.info("request", **self._line(record, route, method, status, duration_s))

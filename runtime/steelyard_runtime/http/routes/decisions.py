@@ -20,7 +20,7 @@ from steelyard_runtime.http.routes.common import Handler, runtime_of
 
 
 def deciding(codec: ModuleType) -> Handler:
-    """A handler for ``codec``, a module of ``contracts`` with ``NAME``, ``decode``, ``encode`` and ``error``."""
+    """A handler for ``codec``, a module of ``contracts`` with a ``Decoded``, ``decode``, ``encode`` and ``error``."""
 
     async def handle(request: Request, body: Any) -> Response:
         started = time.perf_counter()
@@ -31,6 +31,7 @@ def deciding(codec: ModuleType) -> Handler:
         limits = Limits(max_questions=runtime.settings.max_questions, max_options=runtime.settings.max_options)
         decoded = await beside_the_loop(request, codec.decode, body, limits=limits)
         services = runtime.require()
+        services.names.check(decoded.model, generic=codec.GENERIC_NAMES)
         answers = await while_connected(request, services.decisions.decide(decoded.request, caller=caller))
         record.add_answers(answers)
         elapsed_ms = (time.perf_counter() - started) * 1000

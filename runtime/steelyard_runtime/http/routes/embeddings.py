@@ -21,8 +21,9 @@ async def embed(request: Request, body: Any) -> Response:
     record = record_of(request)
     record.contract, record.shape = contract.NAME, contract.error
     wanted = await beside_the_loop(request, contract.decode, body)
-    service = runtime_of(request).require().embeddings
-    result = await while_connected(request, service.embed(wanted, caller=caller_of(request.headers)))
+    services = runtime_of(request).require()
+    services.names.check(wanted.model)
+    result = await while_connected(request, services.embeddings.embed(wanted, caller=caller_of(request.headers)))
     record.prompt_sha256 += result.prompt_sha256
     record.tokens_prompt = record.tokens_evaluated = result.prompt_tokens
     return Json(contract.encode(wanted, result))

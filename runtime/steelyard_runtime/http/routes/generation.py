@@ -34,7 +34,9 @@ def generating(codec: ModuleType) -> Handler:
         caller = caller_of(request.headers)
         settings = runtime_of(request).settings
         wanted: GenerationRequest = await beside_the_loop(request, codec.decode, body, max_choices=settings.max_choices)
-        service = runtime_of(request).require().chat
+        services = runtime_of(request).require()
+        services.names.check(wanted.model)
+        service = services.chat
         if not wanted.stream:
             reply, head = await while_connected(request, service.answer(wanted, caller=caller))
             record.prompt_sha256.append(head.prompt_sha256)

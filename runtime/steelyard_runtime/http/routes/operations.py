@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from steelyard_runtime.contracts.validation import quote
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.observability.metrics import CONTENT_TYPE, Metrics
 from steelyard_runtime.http.responses import Json
 from steelyard_runtime.http.routes.common import runtime_of
-from steelyard_runtime.http.runtime import LOADING_RETRY_MS
+from steelyard_runtime.http.runtime import LOADING_RETRY_MS, Services
 
 # MaxConcurrentTransforms times MaxPayloadInMB may not exceed this. [SageMaker: CreateTransformJob]
 _TRANSFORM_TOTAL_MB = 100
@@ -42,16 +44,39 @@ async def identity(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """The one model, in System One's shape and OpenAI's at once."""
+    """The one model under each of its names, in System One's shape and OpenAI's at once; its own name is first."""
     served = runtime_of(request).require()
-    name, description = served.identity.model_id, served.engine.identity.model.description
+    description = served.engine.identity.model.description
     return Json(
         {
             "object": "list",
-            "data": [{"id": name, "object": "model", "created": served.identity.created, "owned_by": "steelyard"}],
-            "models": [{"name": name, "description": description, "release_date": served.identity.release_date}],
+            "data": [_model(name, served) for name in served.names.listed],
+            "models": [
+                {"name": name, "description": description, "release_date": served.identity.release_date}
+                for name in served.names.listed
+            ],
         }
     )
+
+
+async def model(request: Request) -> Response:
+    """The model under one of its names, which may hold slashes, in OpenAI's shape.
+
+    Raises:
+        Problem: ``model_not_found``.
+    """
+    served = runtime_of(request).require()
+    name = request.path_params["model"]
+    if name not in served.names.listed:
+        names = ", ".join(quote(known) for known in served.names.listed[:8])
+        raise Problem(
+            Kind.MODEL_NOT_FOUND, f"The model {quote(name)} is not served here; this server has {names}.", param="model"
+        )
+    return Json(_model(name, served))
+
+
+def _model(name: str, served: Services) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": served.identity.created, "owned_by": "steelyard"}
 
 
 async def execution_parameters(request: Request) -> Response:
