@@ -31,8 +31,8 @@ FULL_TOTAL = 20_000
 PER_POST = 450 if FULL else 25
 PER_GET = 20 if FULL else 3
 PER_MUTATION = 1050 if FULL else 40
-POSTS = [route.path for route in ROUTES if "POST" in (route.methods or ())]
-GETS = [route.path for route in ROUTES if "GET" in (route.methods or ())]
+POSTS = [route.path_format for route in ROUTES if "POST" in (route.methods or ())]
+GETS = [route.path_format for route in ROUTES if "GET" in (route.methods or ())]
 MIB = 1 << 20
 GROWTH = 64 * MIB
 
