@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import ssl
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import boto3
 from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
 
-from steelyard_localcloud.details import CloudDetails, read_details
+from steelyard_localcloud.details import LOG_NAME, CloudDetails, own_folder, read_details
 from steelyard_localcloud.manifests import manifest
 from steelyard_localcloud.options import PUBLISHED_ACCOUNT, Options
 from steelyard_localcloud.registry.names import host_of
@@ -67,12 +66,12 @@ class LocalCloud:
             RuntimeError: It does not start, with the end of its log; or one runs in ``home`` already.
         """
         home = self.options.home
-        home.mkdir(parents=True, exist_ok=True)
+        own_folder(home)
         if (running := running_cloud(home)) is not None:
             raise RuntimeError(f"a local cloud runs in {home} already, at {running.url} (process {running.pid})")
         (home / "cloud.json").unlink(missing_ok=True)
         environment = {**os.environ, **({} if detached else {"STEELYARD_LOCALCLOUD_LIFELINE": "1"})}
-        with (home / "emulator.log").open("ab") as log:
+        with (home / LOG_NAME).open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - our own module
                 [sys.executable, "-m", "steelyard_localcloud.emulator", self.options.to_json()],
                 stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
@@ -135,7 +134,7 @@ class LocalCloud:
                 return details
             time.sleep(_LOOK_EVERY_S)
         self.stop()
-        log = (self.options.home / "emulator.log").read_text(encoding="utf-8", errors="replace")
+        log = (self.options.home / LOG_NAME).read_text(encoding="utf-8", errors="replace")
         raise RuntimeError(f"the local cloud in {self.options.home} did not start:\n{log[-2000:]}")
 
 
@@ -271,12 +270,11 @@ def endpoint_processes(home: Path) -> list[int]:
 
 
 def _answers(details: CloudDetails) -> bool:
-    trust = ssl.create_default_context(cafile=details.ca_bundle)
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust))
+    """Whether it knows its administrator; there is nothing that it would tell to anyone else."""
+    once = Config(proxies={}, retries={"max_attempts": 1}, connect_timeout=5, read_timeout=5)
     try:
-        with direct.open(f"{details.url}/_ministack/health", timeout=5) as response:
-            return int(response.status) == 200
-    except OSError:
+        return bool(client(details, "sts", config=once).get_caller_identity()["Account"] == details.account)
+    except (BotoCoreError, ClientError):
         return False
 
 

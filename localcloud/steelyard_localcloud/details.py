@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FILE_NAME = "cloud.json"
+LOG_NAME = "emulator.log"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,27 @@ class CloudDetails:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(asdict(self), file, indent=2)
         part.replace(home / FILE_NAME)
+
+
+def own_folder(home: Path) -> None:
+    """Make a cloud's folder, and close it to everyone but its owner: keys lie in it.
+
+    Raises:
+        RuntimeError: A folder that exists belongs to somebody else, or holds other things and is open to others.
+    """
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = home.stat()
+    if status.st_uid != os.getuid():
+        raise RuntimeError(
+            f"{home} belongs to user {status.st_uid}, not to user {os.getuid()}; give the local cloud a folder of yours"
+        )
+    if not status.st_mode & 0o077:
+        return
+    if any(home.iterdir()) and not (home / LOG_NAME).exists():
+        raise RuntimeError(
+            f"{home} holds other things and is open to other users; give the local cloud a folder of its own"
+        )
+    home.chmod(0o700)
 
 
 def read_details(home: Path) -> CloudDetails:

@@ -21,7 +21,7 @@ from hypercorn.config import Config
 from steelyard.builds.container_storage import write_storage
 from steelyard_localcloud.certificates import Certificates, make_certificates
 from steelyard_localcloud.codebuild.environment import inherited
-from steelyard_localcloud.details import FILE_NAME, CloudDetails
+from steelyard_localcloud.details import FILE_NAME, CloudDetails, own_folder
 from steelyard_localcloud.options import Options
 from steelyard_localcloud.ports import HOST, free_port
 from steelyard_localcloud.registry.tools import write_registries
@@ -39,6 +39,7 @@ def run(options: Options) -> int:
         The exit status, should the server end by itself.
     """
     home = options.home
+    own_folder(home)
     for name in ("endpoints", "builds", "logs", "tmp"):
         (home / name).mkdir(parents=True, exist_ok=True)
     for name in ("endpoints", "builds"):
@@ -109,6 +110,7 @@ async def _serve(
     import ministack.app
 
     from steelyard_localcloud.administrator import make_administrator
+    from steelyard_localcloud.gate import Gate
     from steelyard_localcloud.install import install, start_evaluating_alarms
 
     make_administrator(cloud)
@@ -119,7 +121,11 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     # A trigger that never comes: left without one, hypercorn takes the signals.
     serving = asyncio.create_task(
-        serve(ministack.app.app, _config(cloud, certificates), shutdown_trigger=asyncio.Event().wait)
+        serve(
+            cast(Any, Gate(ministack.app.app, cloud)),
+            _config(cloud, certificates),
+            shutdown_trigger=asyncio.Event().wait,
+        )
     )
     registry = asyncio.create_task(
         serve(cast(Any, installed.registry), _plain(cloud.registry), shutdown_trigger=asyncio.Event().wait)

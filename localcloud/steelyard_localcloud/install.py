@@ -13,7 +13,7 @@ from ministack.core import router
 from ministack.core.concurrency import run_offloop
 from ministack.services import cloudwatch
 
-from steelyard_localcloud import iam, s3_encryption, wire
+from steelyard_localcloud import function_roles, iam, s3_encryption, wire
 from steelyard_localcloud.autoscaling import ApplicationAutoScaling
 from steelyard_localcloud.cloudformation import alarms as alarm_resources
 from steelyard_localcloud.cloudformation import buckets as bucket_resources
@@ -86,6 +86,7 @@ def install(*, cloud: CloudDetails, options: Options, inherited: Mapping[str, st
     bucket_resources.extend()
     s3_encryption.extend()
     iam.extend()
+    function_roles.extend()
     return Installed(sagemaker, scaling, runtime, Registry(images), builds, cloud)
 
 

@@ -45,7 +45,7 @@ class ServiceRole:
         Raises:
             ServiceError: The role does not exist, or its trust policy does not let the service in.
         """
-        if not self._trusted():
+        if not self.trusts_service():
             raise ServiceError(
                 f"Could not assume role {self.arn}. Please ensure that the role exists and allows principal "
                 f"'{self.service}' to assume the role."
@@ -81,7 +81,8 @@ class ServiceRole:
             result = evaluator.combine_resource_policy(result, context, *found, required=required, limits=limits)
         return bool(result.decision == "Allow")
 
-    def _trusted(self) -> bool:
+    def trusts_service(self) -> bool:
+        """Whether the role exists and its trust policy lets the service in, for this source."""
         role = iam._roles.get_scoped(self._account, None, self._name)
         if role is None or role.get("Arn", self.arn) != self.arn:
             return False

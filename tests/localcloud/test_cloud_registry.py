@@ -419,7 +419,7 @@ def test_the_other_registry_of_ministack_is_closed(furnished: Furnished, raw: Ra
     repository = raw.prefix.removeprefix(f"/v2/{HOST}/")
     trusted = ssl.create_default_context(cafile=details.ca_bundle)
     answer = httpx.get(f"{details.url}/v2/{repository}/tags/list", verify=trusted, trust_env=False)
-    assert answer.status_code == 404
+    assert answer.status_code == 403
 
 
 def test_repositories_are_described_by_who_may(
