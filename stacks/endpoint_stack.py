@@ -87,7 +87,8 @@ class EndpointStack(EnvironmentStack):
         self.output("Kind", self._declared.kind, "chat or decision")
         self.output("Release", release.id, "What is deployed")
         self.output("LogGroup", self.endpoint.log_group.log_group_name, "Log of the containers")
-        self.output("CallerRoleArn", caller.role.role_arn, "Role that may call the endpoint, and only that")
+        if caller is not None:
+            self.output("CallerRoleArn", caller.role.role_arn, "Role that may call the endpoint, and only that")
 
     def _gate(self, release: Release, shared: Shared) -> None:
         """Let everything else of the stack wait until what the release names has been found."""
@@ -199,13 +200,15 @@ class EndpointStack(EnvironmentStack):
             ],
         )
 
-    def _caller(self) -> CallerRole:
+    def _caller(self) -> CallerRole | None:
         allowed = self._declared.caller
+        if not allowed.trusts_someone:
+            return None
         principals = [iam.ArnPrincipal(arn) for arn in allowed.principals]
         return CallerRole(
             self,
             "Caller",
-            assumed_by=iam.CompositePrincipal(*principals) if principals else iam.AccountRootPrincipal(),
+            assumed_by=iam.AccountRootPrincipal() if allowed.whole_account else iam.CompositePrincipal(*principals),
             endpoints=[self.endpoint.endpoint_arn],
             bearer_token=allowed.bearer_token,
         )

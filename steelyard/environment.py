@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -262,15 +262,32 @@ class Canary(Strict):
 
 
 class Caller(Strict):
-    """The role that calls an endpoint."""
+    """The role that calls an endpoint, made when it is said who may assume it."""
 
     principals: Annotated[
         Listed[Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::[0-9]{12}:(root|role/.+|user/.+)$")]],
-        Field(description="ARNs of those who may assume it; without any, whoever this account's policies allow."),
+        Field(description="ARNs of those who may assume it. Without any there is no such role, unless whole_account."),
     ] = ()
+    whole_account: Annotated[
+        bool,
+        Field(description="Let everyone assume it whom this account's policies allow to, instead of named principals."),
+    ] = False
     bearer_token: Annotated[
         bool, Field(description="For the OpenAI-compatible path: InvokeEndpoint and CallWithBearerToken only.")
     ] = False
+
+    @property
+    def trusts_someone(self) -> bool:
+        """Whether principals, or the account, may assume it."""
+        return bool(self.principals) or self.whole_account
+
+    @model_validator(mode="after")
+    def _says_who(self) -> Self:
+        if self.principals and self.whole_account:
+            raise ValueError("names principals and the whole account; keep the principals, or whole_account = true")
+        if self.bearer_token and not self.trusts_someone:
+            raise ValueError("says how the role calls, but not who may assume it; set principals, or whole_account")
+        return self
 
 
 class Hub(Strict):
@@ -333,7 +350,7 @@ class Endpoint(Strict):
         Positive | None,
         Field(description="Alarm when one request in twenty takes longer in the container; 30000 unless set."),
     ] = None
-    caller: Annotated[Caller, Field(description="The role that calls it.")] = Caller()
+    caller: Annotated[Caller, Field(description="The role that calls it, and who may assume it.")] = Caller()
 
     @property
     def role(self) -> str:

@@ -13,6 +13,7 @@ from constructs import Construct
 from steelyard_constructs.inline_function import inline_function
 from steelyard_constructs.nag import acknowledge_wildcard
 from steelyard_constructs.refusal import Refused
+from steelyard_constructs.service_principal import own_account
 
 TAG = "steelyard:empty-on-delete"
 """The tag of a bucket that may be emptied; the handler looks for it."""
@@ -95,9 +96,15 @@ class BucketEmptier(Construct):
             roles=[self.role],
             statements=[
                 iam.PolicyStatement(
-                    actions=["s3:GetBucketTagging", "s3:ListBucketVersions"], resources=[bucket.bucket_arn]
+                    actions=["s3:GetBucketTagging", "s3:ListBucketVersions"],
+                    resources=[bucket.bucket_arn],
+                    conditions={"StringEquals": own_account(self)},
                 ),
-                iam.PolicyStatement(actions=["s3:DeleteObject", "s3:DeleteObjectVersion"], resources=[objects]),
+                iam.PolicyStatement(
+                    actions=["s3:DeleteObject", "s3:DeleteObjectVersion"],
+                    resources=[objects],
+                    conditions={"StringEquals": own_account(self)},
+                ),
             ],
         )
         acknowledge_wildcard(policy, objects, reason="It empties this bucket, whose keys are not known beforehand.")

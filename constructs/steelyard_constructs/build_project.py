@@ -15,6 +15,7 @@ from constructs import Construct
 
 from steelyard_constructs.hardware import Architecture
 from steelyard_constructs.refusal import Refused
+from steelyard_constructs.service_principal import own_account, service_principal
 
 BUILD_IMAGES = {
     Architecture.X86_64: "aws/codebuild/amazonlinux-x86_64-standard:5.0",
@@ -102,7 +103,10 @@ class BuildProject(Construct):
             self, "Log", retention=log_retention, removal_policy=removal_policy, encryption_key=encryption_key
         )
         self.role = iam.Role(
-            self, "Role", assumed_by=iam.ServicePrincipal("codebuild.amazonaws.com"), description=description
+            self,
+            "Role",
+            assumed_by=service_principal(self, "codebuild", resource=f"project/{project_name or '*'}"),
+            description=description,
         )
         self.role.add_to_policy(
             iam.PolicyStatement(
@@ -116,6 +120,7 @@ class BuildProject(Construct):
                 sid="ReadSource",
                 actions=["s3:GetObject", "s3:GetObjectVersion"],
                 resources=[source.bucket.arn_for_objects(source.s3_object_key)],
+                conditions={"StringEquals": own_account(self)},
             )
         )
         if encryption_key is not None:

@@ -15,6 +15,7 @@ from constructs import Construct
 
 from steelyard_constructs.model_artifact import ModelArtifact
 from steelyard_constructs.nag import acknowledge_wildcard
+from steelyard_constructs.service_principal import own_account, service_principal
 
 
 class ExecutionRole(Construct):
@@ -71,7 +72,7 @@ class ExecutionRole(Construct):
         self.role = iam.Role(
             self,
             "Role",
-            assumed_by=iam.ServicePrincipal("sagemaker.amazonaws.com"),
+            assumed_by=service_principal(self, "sagemaker", resource="*"),
             description="Runs a SageMaker endpoint: reads its model, pulls its image, writes its logs.",
         )
         lasting = iam.Policy(self, "Lasting", roles=[self.role])
@@ -109,12 +110,20 @@ class ExecutionRole(Construct):
             )
             objects = f"{bucket_arn}/{model.key}" + ("" if model.compressed else "*")
             statements += [
-                iam.PolicyStatement(sid="ReadModel", actions=["s3:GetObject"], resources=[objects]),
+                iam.PolicyStatement(
+                    sid="ReadModel",
+                    actions=["s3:GetObject"],
+                    resources=[objects],
+                    conditions={"StringEquals": own_account(self)},
+                ),
                 iam.PolicyStatement(
                     sid="ListModel",
                     actions=["s3:ListBucket"],
                     resources=[bucket_arn],
-                    conditions={"StringLike": {"s3:prefix": model.key if model.compressed else f"{model.key}*"}},
+                    conditions={
+                        "StringEquals": own_account(self),
+                        "StringLike": {"s3:prefix": model.key if model.compressed else f"{model.key}*"},
+                    },
                 ),
             ]
         content = Stack.of(self).resolve([statement.to_statement_json() for statement in statements])

@@ -19,6 +19,7 @@ from steelyard_constructs.image_repository import PULL_ACTIONS, registry_of
 from steelyard_constructs.images import ImageReference
 from steelyard_constructs.nag import acknowledge, acknowledge_wildcard, resource_from
 from steelyard_constructs.refusal import Refused
+from steelyard_constructs.service_principal import own_account
 
 PUSH_ACTIONS = (
     "ecr:CompleteLayerUpload",
@@ -199,6 +200,7 @@ class ImageBuild(Construct):
                 # GetObject: to see whether the list is there already, and to say its hash.
                 actions=["s3:GetObject", "s3:PutObject"],
                 resources=[objects],
+                conditions={"StringEquals": own_account(self)},
             )
         )
         self.role.add_to_policy(

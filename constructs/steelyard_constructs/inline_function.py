@@ -9,6 +9,8 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
+from steelyard_constructs.service_principal import service_principal
+
 
 @dataclass(frozen=True, kw_only=True)
 class InlineFunction:
@@ -38,7 +40,7 @@ def inline_function(
     role = iam.Role(
         scope,
         "Role",
-        assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
+        assumed_by=service_principal(scope, "lambda"),
         description=description,
         inline_policies={
             "Log": iam.PolicyDocument(

@@ -11,6 +11,7 @@ from constructs import Construct
 
 from steelyard_constructs.numeric import check_whole
 from steelyard_constructs.refusal import Refused
+from steelyard_constructs.service_principal import service_principal
 
 
 class IsolatedNetwork(Construct):
@@ -83,7 +84,7 @@ class IsolatedNetwork(Construct):
         self.log_group = logs.LogGroup(
             self, "Flows", retention=log_retention, removal_policy=removal_policy, encryption_key=encryption_key
         )
-        role = iam.Role(self, "FlowRole", assumed_by=iam.ServicePrincipal("vpc-flow-logs.amazonaws.com"))
+        role = iam.Role(self, "FlowRole", assumed_by=service_principal(self, "vpc-flow-logs"))
         role.add_to_policy(
             iam.PolicyStatement(
                 sid="WriteFlows",

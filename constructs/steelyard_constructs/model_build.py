@@ -16,6 +16,7 @@ from steelyard_constructs.build_project import BuildProject
 from steelyard_constructs.hardware import Architecture
 from steelyard_constructs.nag import acknowledge_wildcard, resource_from
 from steelyard_constructs.refusal import Refused
+from steelyard_constructs.service_principal import own_account
 
 PREFIX = "models/"
 """What every key of a model begins with; the model's name and its manifest's hash follow."""
@@ -119,6 +120,7 @@ class ModelBuild(Construct):
                 # GetObject: to see whether what is there already is the same.
                 actions=["s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"],
                 resources=[objects],
+                conditions={"StringEquals": own_account(self)},
             )
         )
         self.role.add_to_policy(
@@ -127,7 +129,10 @@ class ModelBuild(Construct):
                 # To refuse a prefix with other files in it: an endpoint would be given them too.
                 actions=["s3:ListBucket"],
                 resources=[bucket_arn],
-                conditions={"StringLike": {"s3:prefix": f"{PREFIX}{model}/*"}},
+                conditions={
+                    "StringEquals": own_account(self),
+                    "StringLike": {"s3:prefix": f"{PREFIX}{model}/*"},
+                },
             )
         )
         self.role.add_to_policy(

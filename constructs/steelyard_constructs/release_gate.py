@@ -20,6 +20,7 @@ from steelyard_constructs.image_repository import registry_of
 from steelyard_constructs.images import ImageReference
 from steelyard_constructs.inline_function import inline_function
 from steelyard_constructs.refusal import Refused
+from steelyard_constructs.service_principal import own_account
 
 HANDLER = Path(__file__).with_name("release_gate_handler.py")
 """The source of the function."""
@@ -179,12 +180,13 @@ def _model_statements(
             sid="ListModel",
             actions=["s3:ListBucket"],
             resources=[bucket],
-            conditions={"StringEquals": {"s3:prefix": model.prefix}},
+            conditions={"StringEquals": {**own_account(stack), "s3:prefix": model.prefix}},
         ),
         iam.PolicyStatement(
             sid="ReadModel",
             actions=["s3:GetObject"],
             resources=[f"{bucket}/{model.prefix}{name}" for name in names],
+            conditions={"StringEquals": own_account(stack)},
         ),
     ]
     if encryption_key is not None:

@@ -89,7 +89,7 @@ class Wanted:
     instances: Mapping[str, Any] = field(default_factory=lambda: {"instance_type": "ml.c7i.xlarge"})
 
     def environment(self) -> Environment:
-        endpoint = {"hardware": "cpu", "threads": 1}
+        endpoint = {"hardware": "cpu", "threads": 1, "caller": {"whole_account": True}}
         data = {
             "region": "us-east-1",
             "removal_policy": "destroy",

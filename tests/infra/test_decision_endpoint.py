@@ -23,6 +23,7 @@ from steelyard_constructs.model_artifact import ModelArtifact
 from steelyard_constructs.refusal import Refused
 
 DIGEST = "sha256:" + "a1" * 32
+OWN = {"StringEquals": {"aws:ResourceAccount": "111122223333"}}
 MODEL = ModelArtifact("models", "qwen/0123abcd/", 2_700_000_000)
 X86 = ImageReference("steelyard", DIGEST)
 ARM = ImageReference("steelyard", DIGEST, architecture=Architecture.ARM64)
@@ -289,7 +290,8 @@ def test_the_role_reads_its_prefix_pulls_its_image_and_writes_its_log_and_nothin
         ("s3:GetObject", f"{BUCKET}/qwen/0123abcd/*"),
         ("s3:ListBucket", BUCKET),
     }
-    assert statement(made, "ListModel")["Condition"] == {"StringLike": {"s3:prefix": "qwen/0123abcd/*"}}
+    assert statement(made, "ListModel")["Condition"] == {**OWN, "StringLike": {"s3:prefix": "qwen/0123abcd/*"}}
+    assert statement(made, "ReadModel")["Condition"] == OWN
     assert statement(made, "WriteMetrics")["Condition"] == {
         "StringEquals": {"cloudwatch:namespace": ["/aws/sagemaker/Endpoints", "AWS/SageMaker"]}
     }
@@ -301,10 +303,10 @@ def test_the_role_of_an_archive_reads_that_object_only():
         ("s3:GetObject", f"{BUCKET}/qwen/model.tar.gz"),
         ("s3:ListBucket", BUCKET),
     }
-    assert statement(made, "ListModel")["Condition"] == {"StringLike": {"s3:prefix": "qwen/model.tar.gz"}}
+    assert statement(made, "ListModel")["Condition"] == {**OWN, "StringLike": {"s3:prefix": "qwen/model.tar.gz"}}
 
 
-def test_only_sagemaker_assumes_the_role():
+def test_only_sagemaker_assumes_the_role_and_for_this_account_only():
     template().has_resource_properties(
         "AWS::IAM::Role",
         {
@@ -314,6 +316,21 @@ def test_only_sagemaker_assumes_the_role():
                         "Action": "sts:AssumeRole",
                         "Effect": "Allow",
                         "Principal": {"Service": "sagemaker.amazonaws.com"},
+                        "Condition": {
+                            "StringEquals": {"aws:SourceAccount": "111122223333"},
+                            "ArnLike": {
+                                "aws:SourceArn": {
+                                    "Fn::Join": [
+                                        "",
+                                        [
+                                            "arn:",
+                                            {"Ref": "AWS::Partition"},
+                                            ":sagemaker:eu-west-1:111122223333:*",
+                                        ],
+                                    ]
+                                }
+                            },
+                        },
                     }
                 ],
                 "Version": "2012-10-17",

@@ -204,6 +204,14 @@ ENDPOINTS_REFUSED = {
     ),
     "an unknown field": (decision(instance_count=1), "endpoints.one.instance_count: there is no such field"),
     "an unknown kind": (decision(kind="embedding"), "endpoints.one.kind: Input should be 'chat' or 'decision'"),
+    "callers that are named and everyone": (
+        decision(caller={"principals": ["arn:aws:iam::111122223333:role/A"], "whole_account": True}),
+        "endpoints.one.caller: names principals and the whole account",
+    ),
+    "how a caller calls, but not who it is": (
+        decision(caller={"bearer_token": True}),
+        "endpoints.one.caller: says how the role calls, but not who may assume it",
+    ),
     "a caller that is no principal": (
         decision(caller={"principals": ["*"]}),
         "endpoints.one.caller.principals.0: String should match pattern",

@@ -113,7 +113,10 @@ def test_the_role_lists_its_own_model_and_nothing_else(stack, build):
         for statement in policy["Properties"]["PolicyDocument"]["Statement"]
         if statement["Action"] == "s3:ListBucket"
     ]
-    assert listing["Condition"] == {"StringLike": {"s3:prefix": "models/gemma-3-270m/*"}}
+    assert listing["Condition"] == {
+        "StringEquals": {"aws:ResourceAccount": {"Ref": "AWS::AccountId"}},
+        "StringLike": {"s3:prefix": "models/gemma-3-270m/*"},
+    }
 
 
 def test_the_role_cannot_replace_an_object(stack, build):

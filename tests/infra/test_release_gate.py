@@ -88,7 +88,9 @@ def test_the_role_reads_what_is_named_and_nothing_else() -> None:
     assert set(statements) == {"ReadImage", "ListModel", "ReadModel"}
     assert statements["ReadImage"]["Action"] == "ecr:BatchGetImage"
     assert json.dumps(statements["ReadImage"]["Resource"]).endswith(':repository/mine"]]}')
-    assert statements["ListModel"]["Condition"] == {"StringEquals": {"s3:prefix": "models/m/1234/"}}
+    assert statements["ListModel"]["Condition"] == {
+        "StringEquals": {"aws:ResourceAccount": {"Ref": "AWS::AccountId"}, "s3:prefix": "models/m/1234/"}
+    }
     objects = [json.dumps(each) for each in statements["ReadModel"]["Resource"]]
     assert [each.rpartition(":::")[2].rstrip('"]}') for each in objects] == [
         "models/models/m/1234/model-manifest.json",

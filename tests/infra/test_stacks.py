@@ -430,6 +430,29 @@ def test_the_budget_counts_what_is_tagged() -> None:
     assert not of_type(our_templates("dev")["Observability"], "AWS::Budgets::Budget")
 
 
+def test_services_act_for_this_account_and_what_is_read_is_its_own(every: tuple[str, str]) -> None:
+    """A service is let in for the account's own resources, and a bucket that is read or written is the account's."""
+    # Its number where the file has one.
+    known = {text({"Ref": "AWS::AccountId"}), load_environment(every[0]).account}
+    for type_, statement in documents(our_templates(every[0])[every[1]]):
+        if statement["Effect"] != "Allow":
+            continue
+        equal = statement.get("Condition", {}).get("StringEquals", {})
+        principal = statement.get("Principal", {})
+        if isinstance(principal, dict) and "Service" in principal:
+            # CloudWatch Logs says for which log group, and that name has the account in it.
+            by_log_group = "kms:EncryptionContext:aws:logs:arn" in text(statement.get("Condition"))
+            assert by_log_group or text(equal.get("aws:SourceAccount")) in known, (type_, statement)
+        if type_ == "AWS::IAM::Policy" and any(a.startswith("s3:") for a in as_list(statement["Action"])):
+            assert text(equal.get("aws:ResourceAccount")) in known, statement
+
+
+def test_an_endpoint_whose_callers_are_not_named_has_no_role_for_them() -> None:
+    template = templates_of(app_of(with_endpoint()))["Endpoint-decision"]
+    assert "CallerRoleArn" not in template["Outputs"]
+    assert not [key for key in template["Resources"] if key.startswith("CallerRole")]
+
+
 def test_callers_are_who_the_file_says() -> None:
     support = "arn:aws:iam::111122223333:role/Support"
     template = templates_of(app_of(with_endpoint(caller={"principals": [support]})))["Endpoint-decision"]
