@@ -55,10 +55,9 @@ from steelyard_runtime.contracts.answer_details import (
     score_confidence,
 )
 from steelyard_runtime.contracts.limits import MAX_OPTIONS, Limits
-from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.model_names import MODEL
 from steelyard_runtime.contracts.neutral import IgnoredText
-from steelyard_runtime.contracts.option_names import RULE, check_names
+from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
