@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import itertools
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -68,6 +70,7 @@ from steelyard.setting_flags import environment_name, flag_names, shown_default
 from steelyard_runtime.errors import TABLE
 from steelyard_runtime.http.openapi import document
 from steelyard_runtime.settings import Settings, load_settings
+from steelyard_runtime.templates import limits
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 NOTE = "<!-- Made by `make docs` from {source}. Change that, not this page. -->"
@@ -323,12 +326,33 @@ def _needed(field: FieldInfo) -> str:
     return f"`{json.dumps(default)}`"
 
 
+def chat_templates_page() -> str:
+    """``docs/reference/chat-templates.md``."""
+    lines = Path(limits.__file__).read_text().splitlines()
+    rows = []
+    for line, note in itertools.pairwise(lines):
+        if (found := re.match(r"([A-Z_]+) = ", line)) and note.startswith(chr(34) * 3):
+            rows.append([f"{getattr(limits, found.group(1)):,}", note.strip(chr(34))])
+    body = _table(["at most", "of what"], rows)
+    return _page(
+        "Chat templates",
+        "runtime/steelyard_runtime/templates/limits.py",
+        "A model's chat template is a stranger's program and runs in a child process. A template that does not compile "
+        "within these limits ends the start with a sentence; a conversation that does not render within them is "
+        "answered with 400, and the process is replaced. "
+        "[Why](../decisions/0025-templates-in-a-child-process.md), "
+        "[where prompts end](../decisions/0026-where-an-answer-begins.md).",
+        body,
+    )
+
+
 PAGES = {
     "settings.md": settings_page,
     "commands.md": commands_page,
     "routes.md": routes_page,
     "errors.md": errors_page,
     "exit-codes.md": exit_codes_page,
+    "chat-templates.md": chat_templates_page,
     "models.md": models_page,
     "environments.md": environments_page,
     "releases.md": releases_page,

@@ -17,8 +17,11 @@ from typing import Any
 from steelyard.exit_codes import CommandError
 from steelyard.models import storage
 from steelyard.models.storage import human_size
+from steelyard_runtime.chat_template import BadTemplateError, choose
 from steelyard_runtime.engine import model_files
 from steelyard_runtime.engine.cores import usable
+from steelyard_runtime.engine.gguf_header import read_header
+from steelyard_runtime.scoring.prompt import NoFrameError, frame
 
 # Asked in a child process: a binding built for another CPU dies from an illegal instruction.
 _ASK_BINDING = """
@@ -224,4 +227,25 @@ def model_checks(model: str) -> tuple[int | None, list[Check]]:
         return None, [Check(name="model", level=Level.FAILED, finding=str(error), advice=advice)]
     standing = "verified" if name else "not in the catalogue, so not verified"
     finding = f"{path} ({human_size(files.size_bytes)}, {standing})"
-    return files.size_bytes, [Check(name="model", level=Level.OK, finding=finding)]
+    checks = [Check(name="model", level=Level.OK, finding=finding)]
+    return files.size_bytes, [*checks, template_check(files.first)]
+
+
+def template_check(path: Path) -> Check:
+    """Whether decisions can be read from the prompts of the model's chat template, and where."""
+    key = "tokenizer.chat_template"
+    values = {name: value for name, value in read_header(path).values.items() if isinstance(value, str)}
+    named = {name.removeprefix(f"{key}."): value for name, value in values.items() if name.startswith(f"{key}.")}
+    try:
+        template, note = choose(None, default=values.get(key), named=named, bos_text="", eos_text="")
+    except BadTemplateError as error:
+        return Check(name="chat template", level=Level.FAILED, finding=str(error))
+    finding = f"{template.name}: {template.answer_position.told}"
+    try:
+        frame(template)
+    except NoFrameError as error:
+        advice = (
+            "A server of this model serves chats only. Set chat_template to another template, to a file, or to plain."
+        )
+        return Check(name="chat template", level=Level.WARNING, finding=str(error), advice=advice)
+    return Check(name="chat template", level=Level.WARNING if note else Level.OK, finding=finding, advice=note)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import string
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import gguf
 import numpy as np
@@ -100,9 +101,24 @@ class _Spec:
     pooling: gguf.PoolingType | None = None
 
 
-def write(kind: str, path: Path, *, seed: int = 0) -> Path:
-    """Write a model of ``kind`` (one of ``KINDS`` or ``TOKENIZERS``) to ``path`` and return the path."""
-    _write(kind, path, seed=seed, split_max_tensors=0)
+def write(
+    kind: str,
+    path: Path,
+    *,
+    seed: int = 0,
+    template: str | None = None,
+    named_templates: Mapping[str, str] | None = None,
+) -> Path:
+    """Write a model of ``kind`` (one of ``KINDS`` or ``TOKENIZERS``) to ``path`` and return the path.
+
+    Args:
+        kind: Which model.
+        path: Where.
+        seed: Of its weights.
+        template: The chat template instead of the kind's own; "" for none.
+        named_templates: Chat templates beside it, by name.
+    """
+    _write(kind, path, seed=seed, split_max_tensors=0, template=template, named_templates=named_templates or {})
     return path
 
 
@@ -150,8 +166,17 @@ def write_vocabulary(path: Path) -> Path:
     return path
 
 
-def _write(kind: str, path: Path, *, seed: int, split_max_tensors: int) -> None:
+def _write(
+    kind: str,
+    path: Path,
+    *,
+    seed: int,
+    split_max_tensors: int,
+    template: str | None = None,
+    named_templates: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     spec = (_SPECS | _TOKENIZERS)[kind]
+    spec = spec if template is None else replace(spec, template=template or None)
     writer = gguf.GGUFWriter(path, spec.architecture, split_max_tensors=split_max_tensors)
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_name(f"tiny {kind}")
@@ -159,6 +184,8 @@ def _write(kind: str, path: Path, *, seed: int, split_max_tensors: int) -> None:
     writer.add_embedding_length(_WIDTH)
     if spec.pooling is not None:
         writer.add_pooling_type(spec.pooling)
+    for name, source in named_templates.items():
+        writer.add_string(f"tokenizer.chat_template.{name}", source)
     vocabulary = _add_vocabulary(writer, spec)
     rng = np.random.default_rng((seed, zlib.crc32(kind.encode())))
     weights = _Weights(writer, rng, spec.weight_type)

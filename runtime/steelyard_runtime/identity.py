@@ -13,6 +13,7 @@ from typing import Any
 from steelyard_runtime import __version__
 from steelyard_runtime.engine.interface import EngineIdentity
 from steelyard_runtime.scoring import prompt, readout
+from steelyard_runtime.templates.answer_position import PLAIN, AnswerPosition
 
 CATALOGUE_SUFFIX = ".gguf"
 
@@ -24,7 +25,10 @@ class Identity:
     Attributes:
         model_id: The name reported to callers.
         engine: The engine's part.
-        template: ``"model"`` or ``"plain"``, and its sha256.
+        template: The chat template's name, and its sha256. ``"model"`` is the file's default, ``"plain"`` none.
+        template_note: Why it is this one, where that is not obvious; or "".
+        answer_position: Where the template's prompts end, and what is added there.
+        refusal: Why no decision can be read, or "".
         slots: Options that one question may have on this model.
         created: Unix time of the model file.
     """
@@ -34,6 +38,9 @@ class Identity:
     template: tuple[str, str]
     slots: int
     created: int
+    template_note: str = ""
+    answer_position: AnswerPosition = PLAIN
+    refusal: str = ""
 
     @property
     def release_date(self) -> str:
@@ -51,7 +58,7 @@ class Identity:
             "hardware": hardware(),
             "device": self.engine.device,
             "threads": self.engine.threads,
-            "prompt_versions": dict(prompt.VERSIONS),
+            "prompt_versions": self._versions(),
             "exact": self.engine.probe.exact,
         }
 
@@ -72,10 +79,16 @@ class Identity:
                 "pooling": model.pooling,
             },
             "prompt": {
-                "versions": dict(prompt.VERSIONS),
+                "versions": self._versions(),
                 "readout": readout.NAME,
                 "template": self.template[0],
                 "template_sha256": self.template[1],
+                "template_note": self.template_note,
+                "answer_position": {
+                    "rule": self.answer_position.rule,
+                    "appended": self.answer_position.appended,
+                    "note": self.refusal or self.answer_position.told,
+                },
                 "option_slots": self.slots,
             },
             "engine": {
@@ -99,6 +112,9 @@ class Identity:
             },
         }
 
+    def _versions(self) -> dict[str, str]:
+        return {layout: version + self.answer_position.version for layout, version in prompt.VERSIONS.items()}
+
 
 @functools.cache
 def hardware() -> str:
@@ -112,9 +128,27 @@ def hardware() -> str:
     return platform.machine()
 
 
-def identify(engine: EngineIdentity, *, model_id: str | None, template: tuple[str, str], slots: int) -> Identity:
+def identify(
+    engine: EngineIdentity,
+    *,
+    model_id: str | None,
+    template: tuple[str, str],
+    slots: int,
+    template_note: str = "",
+    answer_position: AnswerPosition = PLAIN,
+    refusal: str = "",
+) -> Identity:
     """The identity of a running engine; without ``model_id`` the file's name stands in."""
     path = Path(engine.model.path)
     name = model_id or path.name.removesuffix(CATALOGUE_SUFFIX)
     created = int(path.stat().st_mtime) if path.exists() else 0
-    return Identity(model_id=name, engine=engine, template=template, slots=slots, created=created)
+    return Identity(
+        model_id=name,
+        engine=engine,
+        template=template,
+        slots=slots,
+        created=created,
+        template_note=template_note,
+        answer_position=answer_position,
+        refusal=refusal,
+    )

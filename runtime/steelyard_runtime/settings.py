@@ -147,6 +147,11 @@ class Settings(BaseSettings):
     cache_type: Literal["f16", "q8_0"] = Field(
         "f16", description="Number format of the cells. q8_0 takes half the memory and changes the answers a little."
     )
+    chat_template: Annotated[str, _text("leave it unset for the model's own")] | None = Field(
+        None,
+        description="A Jinja file, the name of one of the model file's templates, or plain for none. Unset: the file's "
+        "default, else the first of its named ones, by name, that takes a message without tools, else plain.",
+    )
     layout: Literal["state-first", "options-first"] = Field(
         "state-first",
         description="What comes first in the prompt of decisions that do not say. state-first decides better on "

@@ -99,7 +99,7 @@ def test_the_job_is_what_was_asked_for() -> None:
     )
     generation = run(with_job(engine, request))
     (job,) = engine.jobs
-    expected = engine.encode(services(engine)._pieces(request), start=True)
+    expected = engine.encode(services(engine)._template.render(HI), start=True)
     assert job.prompt == tuple(expected)
     assert job.n == 2
     sampling = job.sampling
@@ -140,7 +140,7 @@ def test_room_for_tokens(prompt: int, wanted: int | None, room: int) -> None:
 def test_a_prompt_over_the_budget_names_both_numbers() -> None:
     engine = ScriptedEngine(context_tokens=50)
     request = GenerationRequest(prompt=(Message("user", "word " * 100),))
-    count = len(engine.encode(services(engine)._pieces(request), start=True))
+    count = len(engine.encode(services(engine)._template.render(request.prompt), start=True))
     with pytest.raises(Problem) as caught:
         run(with_job(engine, request))
     problem = caught.value
@@ -155,7 +155,7 @@ def test_a_prompt_over_the_budget_names_both_numbers() -> None:
 def test_max_tokens_over_the_budget_names_all_three_numbers() -> None:
     engine = ScriptedEngine(context_tokens=1000)
     request = GenerationRequest(prompt=HI, max_tokens=1000, max_tokens_param="max_completion_tokens")
-    count = len(engine.encode(services(engine)._pieces(request), start=True))
+    count = len(engine.encode(services(engine)._template.render(request.prompt), start=True))
     with pytest.raises(Problem) as caught:
         run(with_job(engine, request))
     assert (caught.value.kind, caught.value.param) == (Kind.OVER_BUDGET, "max_completion_tokens")

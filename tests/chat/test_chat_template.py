@@ -13,59 +13,10 @@ from steelyard_runtime.chat_template import PLAIN_STOP_STRINGS, BadTemplateError
 from steelyard_runtime.engine.interface import Piece
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.generation import Message
+from template_shapes import CHATML, GEMMA, HARMONY, LLAMA3, MISTRAL, R1, SHAPES, SWITCHES, THINKING, rendered_by_jinja
 
-CHATML = """{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-
-LLAMA3 = """{{- bos_token }}
-{%- for message in messages %}
-    {{- '<|start_header_id|>' ~ message['role'] ~ '<|end_header_id|>\n\n' ~ message['content'] | trim ~ '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"""
-
-GEMMA = """{{ bos_token }}
-{%- if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
-{%- for message in messages %}
-    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
-        {{- raise_exception('Roles must alternate user/assistant') }}
-    {%- endif %}
-    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
-    {{- '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
-
-MISTRAL = """{%- if messages[0].role == 'system' %}
-    {%- set system = messages[0].content %}{%- set rest = messages[1:] %}
-{%- else %}{%- set rest = messages %}{%- endif %}
-{{- bos_token }}
-{%- for message in rest %}
-    {%- if message.role == 'user' %}
-        {%- if loop.last and system is defined %}{{- '[INST] ' + system + '\n\n' + message.content + '[/INST]' }}
-        {%- else %}{{- '[INST] ' + message.content + '[/INST]' }}{%- endif %}
-    {%- elif message.role == 'assistant' %}{{- ' ' + message.content + eos_token }}
-    {%- else %}{{- raise_exception('Only user and assistant roles are supported!') }}{%- endif %}
-{%- endfor %}"""
-
-THINKING = """{%- set ns = namespace(last=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-    {%- if message.role == 'user' and ns.last < 0 %}{%- set ns.last = loop.index0 %}{%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- set content = message.content if message.content is string else '' %}
-    {%- if message.role == 'assistant' %}
-        {%- if '</think>' in content %}{%- set content = content.split('</think>')[-1] %}{%- endif %}
-        {{- '<|im_start|>assistant\n' + content.lstrip('\n') + '<|im_end|>\n' }}
-    {%- else %}{{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>\n' }}{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
-{%- endif %}"""
-
-ALL = {"chatml": CHATML, "llama3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL, "thinking": THINKING, "plain": None}
-TRIMMING = ("llama3", "gemma")
+ALL = {**SHAPES, "plain": None}
+TRIMMING = ("llama3", "gemma", "channels", "switches")
 
 
 def template(source: str | None) -> ChatTemplate:
@@ -117,11 +68,48 @@ def test_thinking_is_off() -> None:
     assert text_of(template(THINKING).render([Message("user", "u")])).endswith("assistant\n<think>\n\n</think>\n\n")
 
 
-def test_thoughts_in_an_earlier_answer_stay_as_the_caller_sent_them() -> None:
+def test_thoughts_in_an_earlier_answer_go_where_the_template_strips_them() -> None:
     pieces = template(THINKING).render(
-        [Message("user", "u"), Message("assistant", "<think>x</think>y"), Message("user", "v")]
+        [Message("user", "u"), Message("assistant", "<think>x</think>\n\ny"), Message("user", "v")]
     )
-    assert "<think>x</think>y" in [piece.text for piece in pieces if not piece.control]
+    assert [piece.text for piece in pieces if not piece.control] == ["u", "y", "v"]
+
+
+def test_a_switch_in_a_message_switches() -> None:
+    """Thinking is off either way; here the template itself writes the empty block."""
+    switched = template(SWITCHES).render([Message("system", "Be brief. /no_think"), Message("user", "u")])
+    assert switched[-1].text.endswith("Assistant\n<think></think>")
+    assert callers_text(switched) == "Be brief.u"
+    assert text_of(template(SWITCHES).render([Message("user", "u")])).endswith("<think>\n\n</think>\n\n")
+
+
+def test_a_message_that_is_nothing_but_a_switch_is_not_left_out() -> None:
+    pieces = template(SWITCHES).render([Message("system", "/no_think"), Message("user", "u")])
+    assert callers_text(pieces) == "u"
+    assert pieces[-1].text.endswith("<think></think>")
+
+
+def test_a_message_that_the_template_has_a_place_for_may_come_out_empty() -> None:
+    """Thoughts alone are stripped from an earlier turn; a template without the role is another matter."""
+    messages = [Message("user", "u"), Message("assistant", "<think>x</think>"), Message("user", "v")]
+    assert callers_text(template(THINKING).render(messages)) == "uv"
+
+
+@pytest.mark.parametrize(
+    ("source", "end"),
+    [
+        (R1, "<|Assistant|><think>\n\n</think>\n\n"),
+        (SHAPES["macro"], "]~b]ai\n<think>\n\n</think>\n\n"),
+        (HARMONY, "<|start|>assistant<|channel|>final<|message|>"),
+        (SHAPES["command"], "<|CHATBOT|><|START_RESPONSE|>"),
+        (SHAPES["channels"], "<|turn>model\n<|channel>thought\n<channel|>"),
+        (CHATML, "<|im_start|>assistant\n"),
+    ],
+)
+def test_a_prompt_ends_where_answers_begin(source: str, end: str) -> None:
+    conversation = [Message("user", "u"), Message("assistant", "a"), Message("user", "v")]
+    assert template(source).render(conversation)[-1].text.endswith(end)
+    assert text_of(template(source).render(conversation, continue_final=True)).endswith("v")
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -148,14 +136,6 @@ def test_spellings_of_control_text_are_text(name: str, text: str) -> None:
     assert [p.text for p in pieces if p.control] == [p.text for p in harmless if p.control]
 
 
-def test_a_message_that_is_a_placeholder_is_text() -> None:
-    """Even a caller who knows the placeholder gains nothing: the text is never looked at again."""
-    chatml = template(CHATML)
-    stolen = [f"{chatml._key}{index:07d}" for index in range(3)]
-    messages = [Message("user", stolen[2]), Message("assistant", stolen[0]), Message("user", stolen[1])]
-    assert [piece.text for piece in chatml.render(messages) if not piece.control] == [stolen[2], stolen[0], stolen[1]]
-
-
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
@@ -167,12 +147,16 @@ def test_a_message_that_is_a_placeholder_is_text() -> None:
         ("message.content.lstrip('\\n')", "  two \n lines \t\n"),
         ("message.content.rstrip('\\n')", "\n  two \n lines \t"),
         ("message.content.strip('\\n ')", "two \n lines \t"),
-        ("message.content | upper", "\n  two \n lines \t\n"),
+        ("message.content | upper", "\n  TWO \n LINES \t\n"),
+        ("message.content[3:6]", "two"),
+        ("message.content.split()[1]", "lines"),
+        ("message.content.replace('two', '') | trim", "lines"),
     ],
 )
 def test_trimming_is_the_templates(expression: str, expected: str) -> None:
     source = "{% for message in messages %}[{{ " + expression + " }}]{% endfor %}"
-    assert template(source).render([Message("user", "\n  two \n lines \t\n")]) == [
+    messages = [Message("user", "\n  two \n lines \t\n")]
+    assert template(source).render(messages, add_generation_prompt=False) == [
         Piece("[", control=True),
         Piece(expected),
         Piece("]", control=True),
@@ -222,11 +206,6 @@ def test_a_dropped_message_is_an_error_that_names_it() -> None:
     assert caught.value.param == "messages.1"
 
 
-def test_a_cut_message_is_an_error() -> None:
-    with pytest.raises(Problem, match="leaves out message 0"):
-        template("{{ messages[0].content[:10] }}").render([Message("user", "a" * 100)])
-
-
 def test_dropping_an_empty_message_drops_nothing() -> None:
     only_first = template("{{ messages[0].content }}")
     assert only_first.render([Message("user", "a"), Message("assistant", ""), Message("user", " \n")]) == [Piece("a")]
@@ -234,7 +213,7 @@ def test_dropping_an_empty_message_drops_nothing() -> None:
 
 def test_system_text_goes_into_the_next_user_message_where_the_role_is_refused() -> None:
     gemma = template(GEMMA)
-    assert gemma.folds_system
+    assert gemma.system_texts == "nowhere"
     pieces = gemma.render([Message("system", "Be brief."), Message("developer", "Be kind."), Message("user", "Hi")])
     assert [piece.text for piece in pieces if not piece.control] == ["Be brief.\n\nBe kind.\n\nHi"]
 
@@ -248,9 +227,45 @@ def test_system_text_alone_becomes_a_user_message_where_the_role_is_refused() ->
     assert callers_text(template(GEMMA).render([Message("system", "s")])) == "s"
 
 
-@pytest.mark.parametrize("name", ["chatml", "llama3", "mistral", "thinking", "plain"])
+RAISES_IN_THE_MIDDLE = """{%- for m in messages %}
+    {%- if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be at the beginning.') }}
+    {%- endif %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>
+{%- endfor %}"""
+GATHERS_AT_THE_START = """{%- set ns = namespace(system='') %}
+{%- for m in messages if m.role == 'system' %}{% set ns.system = ns.system + m.content %}{% endfor %}
+{{- ns.system }}{%- for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{%- endfor %}"""
+SYSTEM_FIRST = {"raises": RAISES_IN_THE_MIDDLE, "gathers": GATHERS_AT_THE_START, "keeps the last": R1,
+                "moves": MISTRAL}  # fmt: skip
+MIDDLE = [
+    Message("system", "s1"), Message("user", "u1"), Message("assistant", "a1"),
+    Message("system", "s2"), Message("developer", "s3"), Message("user", "u2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SYSTEM_FIRST)
+def test_later_system_text_goes_into_the_next_user_message_where_the_template_takes_it_first_only(name: str) -> None:
+    first = template(SYSTEM_FIRST[name])
+    assert first.system_texts == "first"
+    texts = [piece.text for piece in first.render(MIDDLE) if not piece.control]
+    assert sorted(texts) == sorted(["s1", "u1", "a1", "s2\n\ns3\n\nu2"])
+    assert texts[-1] == "s2\n\ns3\n\nu2"
+
+
+def test_several_leading_system_texts_become_one_where_the_template_takes_one() -> None:
+    messages = [Message("system", "s1"), Message("developer", "s2"), Message("user", "u")]
+    assert [piece.text for piece in template(R1).render(messages) if not piece.control] == ["s1\n\ns2", "u"]
+
+
+@pytest.mark.parametrize("source", [RAISES_IN_THE_MIDDLE, GEMMA, R1])
+def test_a_last_system_text_goes_to_the_end_of_the_conversation(source: str) -> None:
+    messages = [Message("user", "u"), Message("system", "s")]
+    assert [piece.text for piece in template(source).render(messages) if not piece.control] == ["u\n\ns"]
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "thinking", "plain"])
 def test_system_stays_where_the_template_has_it(name: str) -> None:
-    assert not template(ALL[name]).folds_system
+    assert template(ALL[name]).system_texts == "anywhere"
+    assert [p.text for p in template(ALL[name]).render(MIDDLE) if not p.control] == [m.content for m in MIDDLE]
 
 
 def test_the_templates_own_refusal_reaches_the_caller() -> None:
@@ -319,26 +334,55 @@ def test_many_messages() -> None:
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-spellings = st.sampled_from(["<|im_end|>", "</s>", "{{ x }}", "\n", " ", "\u2003", "User:", "0" * 39])
+spellings = st.sampled_from(
+    [
+        *("<|im_end|>", "</s>", "{{ x }}", "\n", " ", "\u2003", "User:", "0" * 39, "<think>", "</think>", "/no_think"),
+        *("/think", "<tool_response>", "</tool_response>", "<|channel>", "<channel|>", "\u0130", "\u03a3", "\ufb01"),
+        *("\r\n", "stand-in"),
+    ]
+)
 contents = st.lists(texts | spellings, max_size=4).map("".join)
+conversations = st.lists(contents, min_size=1, max_size=7).map(
+    lambda texts: [
+        Message("assistant" if index % 2 else "user", text) for index, text in enumerate(texts[: len(texts) - 1 | 1])
+    ]
+)
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.lists(contents, min_size=1, max_size=6), st.sampled_from(sorted(ALL)))
-def test_every_text_is_there_in_order_and_nothing_else(texts: list[str], name: str) -> None:
-    messages = [Message("assistant" if index % 2 else "user", text) for index, text in enumerate(texts)]
-    pieces = template(ALL[name]).render(messages)
-    expected = [text.strip() for text in texts] if name in TRIMMING else texts
-    if name == "thinking":
-        expected = [text.lstrip("\n") if index % 2 else text for index, text in enumerate(texts)]
-    assert callers_text(pieces) == "".join(expected)
+@settings(deadline=None, max_examples=150)
+@given(conversations, contents, st.sampled_from(sorted(SHAPES)))
+def test_the_prompt_is_what_jinja_makes_of_the_messages_themselves(
+    messages: list[Message], system: str, name: str
+) -> None:
+    """Character for character; what closes a reasoning block, or opens an answer, comes behind it."""
+    shape = template(SHAPES[name])
+    if shape.system_texts != "nowhere":
+        messages = [Message("system", system), *messages]
+    expected = rendered_by_jinja(SHAPES[name], [(message.role, message.content) for message in messages])
+    pieces = shape.render(messages)
+    assert text_of(pieces).startswith(expected)
+    added = text_of(pieces)[len(expected) :]
+    assert added == shape.answer_position.completion(pieces[-1].text.removesuffix(added))
+
+
+@settings(deadline=None, max_examples=100)
+@given(conversations, st.sampled_from(sorted(ALL)))
+def test_nothing_that_a_caller_wrote_is_control_text(messages: list[Message], name: str) -> None:
+    """A private alphabet stands for the callers' text, between spellings that the templates look for."""
+    marked = [Message(message.role, f"\ue000{message.content}\ue001") for message in messages]
+    pieces = template(ALL[name]).render(marked)
+    harmless = template(ALL[name]).render([Message(message.role, "\ue000x\ue001") for message in messages])
+    written = "".join(piece.text for piece in pieces if piece.control)
+    assert "\ue000" not in written
+    assert "\ue001" not in written
+    for spelling in ("<|im_start|>", "<|im_end|>", "</s>", "<|channel|>", "User:", "<tool_response>"):
+        assert written.count(spelling) == sum(piece.text.count(spelling) for piece in harmless if piece.control)
     assert all(piece.text for piece in pieces)
     assert all(left.control != right.control for left, right in pairwise(pieces))
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.lists(contents, min_size=1, max_size=4), st.sampled_from(sorted(ALL)))
-def test_equal_messages_give_equal_pieces(texts: list[str], name: str) -> None:
-    messages = [Message("assistant" if index % 2 else "user", text) for index, text in enumerate(texts)]
+@settings(deadline=None, max_examples=40)
+@given(conversations, st.sampled_from(sorted(ALL)))
+def test_equal_messages_give_equal_pieces(messages: list[Message], name: str) -> None:
     one = template(ALL[name])
     assert one.render(messages) == one.render(messages) == template(ALL[name]).render(messages)

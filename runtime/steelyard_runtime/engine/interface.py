@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -44,6 +44,8 @@ class ModelInfo:
     eos_text: str
     pooling: Pooling
     embedding_size: int
+    named_templates: Mapping[str, str] = field(default_factory=dict)
+    """Chat templates beside the default one, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -445,6 +445,18 @@ class Model:
         return raw.decode("utf-8", "replace") if raw else None
 
     @property
+    def named_templates(self) -> dict[str, str]:
+        """Sources of the chat templates beside the default one, by name."""
+        prefix, found = "tokenizer.chat_template.", {}
+        for index in range(L.llama_model_meta_count(self.pointer)):
+            buffer = ctypes.create_string_buffer(256)
+            if 0 <= L.llama_model_meta_key_by_index(self.pointer, index, buffer, 256) < 256:
+                key = buffer.value.decode("utf-8", "replace")
+                if key.startswith(prefix):
+                    found[key.removeprefix(prefix)] = self.metadata(key) or ""
+        return found
+
+    @property
     def architecture(self) -> str:
         """``general.architecture``."""
         return self.metadata("general.architecture") or "unknown"

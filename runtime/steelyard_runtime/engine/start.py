@@ -214,6 +214,7 @@ def _model_info(files: model_files.ModelFiles, model: llama.Model, *, sha256: st
         trained_context=model.trained_context,
         context_tokens=allowed,
         chat_template=model.chat_template,
+        named_templates=model.named_templates,
         bos_text=vocabulary.text_of(vocabulary.bos),
         eos_text=vocabulary.text_of(vocabulary.eos),
         pooling=model.pooling,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
-from steelyard_runtime.chat_template import ChatTemplate
+from steelyard_runtime.chat_template import choose
 from steelyard_runtime.contracts.model_names import ModelNames
 from steelyard_runtime.engine.interface import Engine, Health
 from steelyard_runtime.errors import Kind, Problem
@@ -15,6 +16,8 @@ from steelyard_runtime.services.embeddings import EmbeddingService
 from steelyard_runtime.settings import Settings
 
 LOADING_RETRY_MS = 2000
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,16 +68,27 @@ def build_services(settings: Settings, engine: Engine) -> Services:
 
     Raises:
         ValueError: The model cannot serve decisions at all.
-        BadTemplate: The model's chat template does not compile.
+        BadTemplateError: The model's chat template does not compile, or there is none as ``chat_template`` wants it.
     """
     model = engine.identity.model
-    template = ChatTemplate(model.chat_template, bos_text=model.bos_text, eos_text=model.eos_text)
+    template, note = choose(
+        settings.chat_template,
+        default=model.chat_template,
+        named=model.named_templates,
+        bos_text=model.bos_text,
+        eos_text=model.eos_text,
+    )
     decisions = DecisionService(engine, settings, template)
+    for warning in filter(None, (note, decisions.refusal)):
+        log.warning("%s", warning)
     identity = identify(
         engine.identity,
         model_id=settings.model_id,
         template=(template.name, template.sha256),
         slots=len(decisions.slots),
+        template_note=note,
+        answer_position=template.answer_position,
+        refusal=decisions.refusal,
     )
     return Services(
         engine=engine,

@@ -23,6 +23,7 @@ from typing import Any
 import uvicorn
 from structlog.typing import FilteringBoundLogger
 
+from steelyard_runtime.chat_template import BadTemplateError
 from steelyard_runtime.http.app import create_app
 from steelyard_runtime.http.observability.logs import describe_exception, forward_standard_logging, make_log
 from steelyard_runtime.http.protocol import Protocol
@@ -187,7 +188,7 @@ class _Process:
             return None
         try:
             return build_services(self._settings, start_engine(self._settings))
-        except EngineStartError as error:
+        except (EngineStartError, BadTemplateError) as error:
             self._runtime.reason = "the model could not be loaded"
             self._log.error("start_failed", reason=str(error))
         except Exception as error:

@@ -16,7 +16,9 @@ from typing import Protocol
 
 from steelyard_runtime.decision import Layout, Option, Question
 from steelyard_runtime.engine.interface import Piece
+from steelyard_runtime.errors import Problem
 from steelyard_runtime.generation import Message
+from steelyard_runtime.templates.answer_position import AnswerPosition
 
 VERSIONS: Mapping[Layout, str] = MappingProxyType(
     {"state-first": "state-first-letters-2", "options-first": "options-first-letters-2"}
@@ -26,12 +28,21 @@ ASK_WITHOUT_QUESTION = "Which option describes the input best?"
 _PLACE = "\ue000input\ue001"
 
 
+class NoFrameError(ValueError):
+    """No decision can be read from the template's prompts; the message is the reason."""
+
+
 class Template(Protocol):
     """What is needed of ``chat_template.ChatTemplate``."""
 
     @property
     def name(self) -> str:
         """``"plain"`` for a model without a template."""
+        ...
+
+    @property
+    def answer_position(self) -> AnswerPosition:
+        """Where its prompts end."""
         ...
 
     def render(self, messages: Sequence[Message]) -> list[Piece]:
@@ -68,11 +79,24 @@ class PromptFrame:
 
 
 def frame(template: Template) -> PromptFrame:
-    """The frame in the model's own chat template, or the plain one for a model without a template."""
+    """The frame in the model's own chat template, or the plain one for a model without a template.
+
+    Raises:
+        NoFrameError: The template does not take the frame's messages as they are, or its prompts end in a place where
+            it puts no answers.
+    """
     if template.name == "plain":
         return PromptFrame((Piece(INSTRUCTIONS + "\n\n"),), (Piece("Answer:"),), " ", PLAIN_HEADINGS)
-    pieces = template.render([Message("system", INSTRUCTIONS), Message("user", _PLACE)])
-    at = next(i for i, piece in enumerate(pieces) if not piece.control and _PLACE in piece.text)
+    try:
+        pieces = template.render([Message("system", INSTRUCTIONS), Message("user", _PLACE)])
+    except Problem as problem:
+        raise NoFrameError(problem.message) from problem
+    places = [i for i, piece in enumerate(pieces) if not piece.control and _PLACE in piece.text]
+    if len(places) != 1 or pieces[places[0]].text.count(_PLACE) != 1:
+        raise NoFrameError("the chat template does not show a user's text once and unchanged")
+    if template.answer_position.rule == "unknown" or places[0] == len(pieces) - 1:
+        raise NoFrameError(template.answer_position.told)
+    at = places[0]
     head, _, rest = pieces[at].text.partition(_PLACE)
     before = [*pieces[:at], Piece(head)]
     return PromptFrame(

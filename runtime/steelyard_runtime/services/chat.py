@@ -200,8 +200,12 @@ class ChatService:
         """
         limit = self._settings.stream_deadline_s if request.stream else self._settings.deadline_s
         deadline = time.monotonic() + limit
-        # Rendering, tokenizing and grammars take time in proportion to the request; the event loop stays free.
-        job = await asyncio.to_thread(self._job, request, deadline, caller)
+        if isinstance(request.prompt, str):
+            pieces = [Piece(request.prompt)]
+        else:
+            pieces = await asyncio.wrap_future(self._template.submit(request.prompt, caller=caller))
+        # Tokenizing and grammars take time in proportion to the request; the event loop stays free.
+        job = await asyncio.to_thread(self._job, request, pieces, deadline, caller)
         head = Head(
             id=uuid.uuid4().hex,
             created=int(time.time()),
@@ -220,7 +224,7 @@ class ChatService:
         generation = await self.start(request, caller=caller)
         return await generation.collect(), generation.head
 
-    def _job(self, request: GenerationRequest, deadline: float, caller: str) -> GenerationJob:
+    def _job(self, request: GenerationRequest, pieces: list[Piece], deadline: float, caller: str) -> GenerationJob:
         model = self._engine.identity.model
         for token, _ in request.logit_bias:
             if token >= model.vocabulary:
@@ -231,7 +235,7 @@ class ChatService:
                 )
         chat = not isinstance(request.prompt, str)
         grammar = None if request.json_output is None else self._engine.grammar(request.json_output.schema)
-        prompt = self._engine.encode(self._pieces(request), start=True)
+        prompt = self._engine.encode(pieces, start=True)
         param = "messages" if chat else "prompt"
         if not prompt:
             raise Problem(Kind.INVALID, "The prompt has no tokens; give the model some text to continue.", param=param)
@@ -263,11 +267,6 @@ class ChatService:
             n=request.n,
             caller=caller,
         )
-
-    def _pieces(self, request: GenerationRequest) -> list[Piece]:
-        if isinstance(request.prompt, str):
-            return [Piece(request.prompt)]
-        return self._template.render(request.prompt)
 
 
 async def server_sent_events(generation: GenerationEvents, encoder: Encoder) -> AsyncGenerator[bytes, None]:

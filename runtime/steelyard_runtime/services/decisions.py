@@ -36,6 +36,10 @@ class DecisionService:
         settings: Limits and the deadline.
         template: The model's chat template.
 
+    Attributes:
+        slots: Labels of options; none when no decision can be read.
+        refusal: Why no decision can be read; empty when one can.
+
     Raises:
         ValueError: The model's vocabulary has no usable answer slots.
     """
@@ -43,10 +47,20 @@ class DecisionService:
     def __init__(self, engine: Engine, settings: Settings, template: ChatTemplate) -> None:
         self._engine = engine
         self._settings = settings
-        self._frame = prompt.frame(template)
-        self._instructions = Segment(tuple(engine.encode(self._frame.before, start=True)))
+        self._version = template.answer_position.version
         self._cache = AnswerCache(settings.answer_cache_entries)
-        self.slots: Slots = derive(
+        self.slots = Slots((), ())
+        self.refusal = ""
+        try:
+            self._frame = prompt.frame(template)
+        except prompt.NoFrameError as error:
+            self.refusal = (
+                f"This model serves no decisions: {error}. Set chat_template on the server to another template of the "
+                "model, to a file, or to plain."
+            )
+            return
+        self._instructions = Segment(tuple(engine.encode(self._frame.before, start=True)))
+        self.slots = derive(
             lambda pieces: engine.encode(pieces, start=False),
             after=self._frame.after,
             prefix=self._frame.slot_prefix,
@@ -61,8 +75,11 @@ class DecisionService:
             caller: Who asks; see ``ScoreJob``.
 
         Raises:
-            Problem: Over budget, more options than the model has slots, busy, too late, or the engine failed.
+            Problem: Over budget, more options than the model has slots, busy, too late, the engine failed, or the model
+                serves no decisions.
         """
+        if self.refusal:
+            raise Problem(Kind.UNSUPPORTED, self.refusal)
         began = time.monotonic()
         prepared = await asyncio.to_thread(self._prepare, request)
         kept = [self._cache.get(each.sha256, options=len(each.slots), caller=caller) for each in prepared]
@@ -124,7 +141,7 @@ class DecisionService:
             slot_mass=read.slot_mass,
             entropy=read.entropy,
             prompt_sha256=prepared.sha256,
-            prompt_version=prompt.VERSIONS[prepared.layout],
+            prompt_version=prompt.VERSIONS[prepared.layout] + self._version,
             readout=readout.NAME,
             tokens=score.tokens,
             timing=Timing(queue_ms=score.queue_ms, engine_ms=score.engine_ms, total_ms=total_ms),
