@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 import tiny_models
 from steelyard_runtime.engine.interface import Piece
 from steelyard_runtime.engine.llama import Model, Vocabulary
-from steelyard_runtime.engine.plain_text import NORMAL, UNUSED, USER_DEFINED, Spellings, is_marker, spellings, words
+from steelyard_runtime.engine.plain_text import (
+    BLOCK,
+    NORMAL,
+    UNUSED,
+    USER_DEFINED,
+    Spellings,
+    is_marker,
+    spellings,
+    words,
+)
 
 SPECIAL = {*tiny_models.CONTROL_TOKENS, *tiny_models.TURN_TOKENS, "<unk>", "<unused0>"}
 LOSSY = ("tokenizer-bert", "tokenizer-t5")
@@ -192,6 +201,34 @@ def test_no_piece_holds_a_spelling_and_joined_they_are_the_text(text: str) -> No
 
 def test_without_spellings_nothing_is_cut() -> None:
     assert list(Spellings(frozenset()).cut("<a>")) == ["<a>"]
+
+
+@settings(max_examples=150)
+@given(parts=st.lists(st.one_of(fragments, st.sampled_from([" ", "\n", "  ", "\n\n\n"])), max_size=30))
+def test_blocks_have_the_tokens_of_the_whole(case: Case, parts: list[str]) -> None:
+    vocabulary, _, _ = case
+    text = "".join(parts)
+    blocks = list(vocabulary._boundaries.blocks(text, size=1))
+    assert "".join(blocks) == text
+    together = [token for block in blocks for token in llamas_own(vocabulary, block)]
+    assert together == llamas_own(vocabulary, text)
+
+
+@settings(max_examples=100)
+@given(text=st.text(alphabet="\n\t <>td/1ab", max_size=60))
+def test_blocks_have_the_tokens_of_the_whole_on_the_embedded_model(gemma: Any, text: str) -> None:
+    vocabulary = gemma_vocabulary(gemma)
+    together = [
+        token for block in vocabulary._boundaries.blocks(text, size=1) for token in llamas_own(vocabulary, block)
+    ]
+    assert together == llamas_own(vocabulary, text)
+
+
+@pytest.mark.parametrize("unit", ["\na", "a\n\n", "<td>x", "<start_of_image>", "\t\n", "  x"])
+def test_no_call_is_made_with_many_user_defined_tokens(gemma: Any, unit: str) -> None:
+    """llama.cpp's time grows with the square of their number in one call."""
+    blocks = list(gemma_vocabulary(gemma)._boundaries.blocks(unit * 20_000))
+    assert max(map(len, blocks)) <= BLOCK + 2 * len(unit)
 
 
 @given(text=st.text(alphabet="a \n\t\u3000b", max_size=30))

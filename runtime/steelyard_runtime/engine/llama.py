@@ -36,7 +36,10 @@ from steelyard_runtime.engine.plain_text import (
     BYTE,
     CONTROL,
     NORMAL,
+    STRIPS,
     UNKNOWN,
+    USER_DEFINED,
+    Boundaries,
     Spellings,
     UnwritableTextError,
     is_marker,
@@ -277,7 +280,9 @@ class Vocabulary:
 
     def _encode_whole(self, text: str, *, begins: bool, cuts: Sequence[Callable[[str], Iterable[str]]]) -> list[int]:
         """Tokens of a text as llama.cpp gives them; with a marker among them, those of ever smaller pieces."""
-        tokens = (self._raw if begins else self._continued)(text)
+        first, *others = self._boundaries.blocks(text)
+        # What follows a user-defined token is tokenized as at the beginning of a text.
+        tokens = np.concatenate([(self._raw if begins else self._continued)(first), *map(self._raw, others)])
         if not (self._forbidden[tokens] | (tokens < 0)).any():
             return list(tokens.tolist())
         if not cuts:
@@ -317,6 +322,15 @@ class Vocabulary:
                 forbidden[token] = True
         forbidden[list(self._unknown)] = False
         return forbidden
+
+    @cached_property
+    def _boundaries(self) -> Boundaries:
+        matched = [token for token, attributes in enumerate(self._attributes) if attributes & USER_DEFINED]
+        if any(self._attributes[token] & STRIPS for token in matched):
+            return Boundaries(frozenset())
+        return Boundaries(
+            frozenset(self._spelling(token) for token in matched if not self._attributes[token] & (CONTROL | UNKNOWN))
+        )
 
     @cached_property
     def _markers(self) -> Spellings:
