@@ -81,7 +81,7 @@ def _no_settings_from_outside() -> None:
 @pytest.fixture(autouse=True)
 def _logging_is_given_back() -> Iterator[None]:
     """A test that starts a server in this process has its warnings sent to that server's log, which ends with it."""
-    loggers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "asyncio")]
+    loggers = [logging.getLogger(name) for name in ("", "uvicorn", "uvicorn.error", "asyncio")]
     before = [(list(logger.handlers), logger.propagate, logger.level) for logger in loggers]
     yield
     for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):

@@ -19,6 +19,7 @@ class Kind(StrEnum):
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     UPLOAD_TIMEOUT = "upload_timeout"
+    UNREAD = "unread"
     BODY_TOO_LARGE = "body_too_large"
     MEDIA_TYPE = "media_type"
     REPEATED_HEADER = "repeated_header"
@@ -52,6 +53,7 @@ TABLE: dict[Kind, Row] = {
     Kind.NOT_FOUND: Row(404, 404, 404, "invalid_request_error"),
     Kind.METHOD_NOT_ALLOWED: Row(405, 405, 405, "invalid_request_error"),
     Kind.UPLOAD_TIMEOUT: Row(408, 408, 408, "invalid_request_error", retryable=True),
+    Kind.UNREAD: Row(408, 408, 408, "invalid_request_error", retryable=True),
     Kind.BODY_TOO_LARGE: Row(413, 413, 413, "invalid_request_error"),
     Kind.MEDIA_TYPE: Row(415, 415, 415, "invalid_request_error"),
     Kind.REPEATED_HEADER: Row(400, 400, 400, "invalid_request_error"),

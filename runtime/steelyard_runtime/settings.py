@@ -196,6 +196,16 @@ class Settings(BaseSettings):
         25.0, description="Seconds after SIGTERM in which accepted work is finished or failed."
     )
 
+    max_connections: Annotated[int, Field(ge=0, le=65535)] = Field(
+        0,
+        description="Most open connections; for one more the longest idle is closed, and one with a request in "
+        "progress never is. 0 means 1024, or fewer where the limit of open files (ulimit -n) is low.",
+    )
+    unread_timeout_s: Annotated[float, Field(gt=0, le=3600)] = Field(
+        30.0,
+        description="How long a client may read nothing of a stream before its generation is stopped, in seconds; "
+        "after twice that time the connection is closed.",
+    )
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = Field(
         4 << 20, description="Largest request body, in bytes."
     )
@@ -222,6 +232,9 @@ class Settings(BaseSettings):
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log line written."
+    )
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto", description="How log lines are written: json for programs, text for people; auto is text on a terminal."
     )
     log_raw_text: bool = Field(False, description="Log callers' text. Off unless you are allowed to store it.")
 

@@ -25,7 +25,7 @@ def test_threads_give_way_sooner_than_pythons_default(monkeypatch: pytest.Monkey
     class Stub:
         loading = False
 
-        def __init__(self, *_: object) -> None:
+        def __init__(self, *_: object, **__: object) -> None:
             pass
 
         async def run(self) -> int:
@@ -34,7 +34,8 @@ def test_threads_give_way_sooner_than_pythons_default(monkeypatch: pytest.Monkey
 
     sys.setswitchinterval(0.005)
     monkeypatch.setattr(module, "_Process", Stub)
-    monkeypatch.setattr(module, "forward_standard_logging", lambda *_: None)
+    for name in ("forward_standard_logging", "forward_python_faults"):
+        monkeypatch.setattr(module, name, lambda *_: None)
     assert module.serve(load_settings(model="model.gguf")) == 0
     assert seen == [pytest.approx(module.SWITCH_S)]
     assert module.SWITCH_S < 0.005

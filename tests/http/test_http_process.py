@@ -140,3 +140,40 @@ def test_every_line_of_the_log_is_json_with_time_and_level() -> None:
         line = server.wait_for("request")
         assert {"time", "level", "request_id", "route", "status", "outcome", "duration_ms"} <= set(line)
         json.dumps(line)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_other_signals_to_stop_let_accepted_work_finish_however_often_they_come(
+    monkeypatch: pytest.MonkeyPatch, decision: dict[str, Any], number: int
+) -> None:
+    monkeypatch.setenv("STUB_HOLDS", "1")
+    with stub_process().running() as server:
+        thread, answers = post_in_background(server.url + "/invocations", decision)
+        wait_until_accepted(server)
+        for _ in range(3):
+            server.process.send_signal(number)
+        server.wait_for("stopping")
+        server.process.send_signal(signal.SIGUSR2)
+        thread.join()
+        assert server.process.wait(timeout=60) == 0
+    assert answers[0].status_code == 200
+    assert sum(line["event"] == "stopping" for line in server.lines) == 1
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
+    server = ServerProcess(command=["nohup", *STUB])
+    with server.running():
+        server.process.send_signal(signal.SIGHUP)
+        assert get_status(server.url + "/ping") == 200
+        assert server.stop() == 0
+    assert not any(line.get("signal") == "SIGHUP" for line in server.lines)
+
+
+def test_user_signals_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The stub takes these signals for itself, unless it is told not to.
+    monkeypatch.setenv("STUB_TAKES_NO_SIGNALS", "1")
+    with stub_process().running() as server:
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            server.process.send_signal(number)
+            assert get_status(server.url + "/ping") == 200
+        assert server.stop() == 0

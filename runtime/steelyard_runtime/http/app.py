@@ -17,6 +17,7 @@ from steelyard_runtime.http.observability.logs import make_log
 from steelyard_runtime.http.observability.metrics import Metrics
 from steelyard_runtime.http.observability.middleware import Observe
 from steelyard_runtime.http.openapi import document
+from steelyard_runtime.http.places import Places
 from steelyard_runtime.http.responses import problem_response
 from steelyard_runtime.http.routes import decisions, embeddings, generation, operations
 from steelyard_runtime.http.routes.common import posted
@@ -58,6 +59,7 @@ def create_app(runtime: Runtime, *, log: FilteringBoundLogger | None = None) -> 
         middleware=[
             Middleware(UnreadBody),
             Middleware(Observe, runtime=runtime, log=log or make_log(runtime.settings), metrics=metrics),
+            Middleware(Places, connections=runtime.connections),
         ],
     )
     app.router.redirect_slashes = False

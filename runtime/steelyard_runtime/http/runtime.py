@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from steelyard_runtime.chat_template import choose
 from steelyard_runtime.contracts.model_names import ModelNames
 from steelyard_runtime.engine.interface import Engine, Health
 from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.http.connections import Connections
 from steelyard_runtime.identity import Identity, identify
 from steelyard_runtime.services.chat import ChatService
 from steelyard_runtime.services.decisions import DecisionService
@@ -40,11 +42,15 @@ class Runtime:
         settings: The settings of this process.
         services: None until the model is loaded; the socket listens earlier, so that ``/ping`` can say why not yet.
         reason: Why there are no services yet, for ``/ping`` and for refusals.
+        dropped_lines: How many log lines could not be written.
+        connections: The open connections; none are counted where the application is called without a socket.
     """
 
     settings: Settings
     services: Services | None = None
     reason: str = "the model is loading"
+    connections: Connections = field(default_factory=Connections)
+    dropped_lines: Callable[[], int] = lambda: 0
 
     def require(self) -> Services:
         """The services.

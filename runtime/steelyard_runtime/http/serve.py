@@ -2,14 +2,15 @@
 
 ``python -m steelyard_runtime.http.serve`` runs it with settings from ``STEELYARD_*`` and ``STEELYARD_CONFIG``.
 
-Exit status: 0 after SIGTERM or Ctrl-C; 1 when the address is taken, the engine does not start, or dies while serving;
-2 when a setting is wrong.
+Exit status: 0 after SIGTERM, SIGHUP, SIGQUIT or Ctrl-C; 1 when the address is taken, the engine does not start, or dies
+while serving; 2 when a setting is wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import os
 import signal
@@ -25,7 +26,21 @@ from structlog.typing import FilteringBoundLogger
 
 from steelyard_runtime.chat_template import BadTemplateError
 from steelyard_runtime.http.app import create_app
-from steelyard_runtime.http.observability.logs import describe_exception, forward_standard_logging, make_log
+from steelyard_runtime.http.connections import (
+    Connections,
+    TooFewDescriptorsError,
+    connection_limit,
+    raise_descriptor_limit,
+)
+from steelyard_runtime.http.listener import Listener
+from steelyard_runtime.http.observability.log_writer import LogWriter
+from steelyard_runtime.http.observability.logs import (
+    Sink,
+    describe_exception,
+    forward_python_faults,
+    forward_standard_logging,
+    make_log,
+)
 from steelyard_runtime.http.protocol import Protocol
 from steelyard_runtime.http.runtime import Runtime, Services, build_services
 from steelyard_runtime.legible import reason_of
@@ -35,7 +50,6 @@ STOPPED = 0
 FAILED = 1
 WRONG_SETTINGS = 2
 
-MAX_HEADER_BYTES = 32 << 10
 BACKLOG = 2048
 # Longer than the idle time-out of a load balancer (60 s), so that it and not we closes idle connections.
 KEEP_ALIVE_S = 75
@@ -52,21 +66,78 @@ def serve(settings: Settings) -> int:
     Returns:
         The process's exit status, see the module's text.
     """
-    log = make_log(settings)
+    sink = _log_sink()
+    log = make_log(settings, sink)
     forward_standard_logging(log, settings)
+    forward_python_faults(log, settings)
+    try:
+        return _serve(settings, log, sink)
+    finally:
+        _drain(sink)
+
+
+def _serve(settings: Settings, log: FilteringBoundLogger, sink: Sink) -> int:
     sys.setswitchinterval(SWITCH_S)
-    process = _Process(settings, log)
+    try:
+        limit = connection_limit(settings.max_connections, descriptors=raise_descriptor_limit())
+    except TooFewDescriptorsError as error:
+        log.error("not_listening", reason=str(error))
+        return FAILED
+    process = _Process(settings, log, sink, connections=limit)
     status = asyncio.run(process.run())
     log.info("stopped", status=status)
     if process.loading:
         # A library's destructors must not run under a thread that is still loading a model with it.
-        sys.stdout.flush()
+        _drain(sink)
         os._exit(status)
     return status
 
 
+def _log_sink() -> Sink:
+    """Standard output, written by a thread of its own; a reader that stops reading holds up nothing else."""
+    for number in (0, 1, 2):  # closed ones would become a socket's, and lines be sent to a caller
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        return LogWriter(None)
+    try:
+        sys.stdout.flush()
+        return LogWriter(sys.stdout.fileno())
+    except (OSError, ValueError):  # it is no file, as in some tests and notebooks
+        return sys.stdout
+
+
+def _drain(sink: Sink) -> None:
+    if isinstance(sink, LogWriter):
+        sink.drain()
+    else:
+        sink.flush()
+
+
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handling: it would raise the signal again, and the status would not be ours."""
+    """uvicorn with a listener of ours, and without its signal handling.
+
+    It would raise the signal again, and the status would not be ours.
+    """
+
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
+        super().__init__(config)
+        self._connections = connections
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on the given sockets."""
+        make = functools.partial(
+            Protocol,
+            config=self.config,
+            server_state=self.server_state,
+            app_state={},
+            connections=self._connections,
+        )
+        # It closes and awaits them, no more.
+        self.servers = [Listener(sock, make, self._connections) for sock in sockets or []]  # type: ignore[misc]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -74,10 +145,16 @@ class _Server(uvicorn.Server):
 
 
 class _Process:
-    def __init__(self, settings: Settings, log: FilteringBoundLogger) -> None:
+    def __init__(self, settings: Settings, log: FilteringBoundLogger, sink: Sink, *, connections: int) -> None:
         self._settings = settings
         self._log = log
-        self._runtime = Runtime(settings=settings)
+        self._sink = sink
+        counted = Connections(
+            limit=connections, unnamed_share=settings.unnamed_share, unread_timeout_s=settings.unread_timeout_s
+        )
+        self._runtime = Runtime(settings=settings, connections=counted)
+        if isinstance(sink, LogWriter):
+            self._runtime.dropped_lines = lambda: sink.dropped
         self._stop = asyncio.Event()
         self._loader: threading.Thread | None = None
         self._server = _Server(
@@ -93,8 +170,8 @@ class _Process:
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=math.ceil(settings.drain_s),
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-            )
+            ),
+            counted,
         )
 
     @property
@@ -131,15 +208,27 @@ class _Process:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        # These would end the process in the middle of its work. One that is ignored, as nohup has it, stays so.
+        for number, take in ((signal.SIGHUP, self._drain), (signal.SIGQUIT, self._drain)):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                loop.add_signal_handler(number, take, number)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, signal.SIG_IGN)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop.is_set():
             # Asked twice: nobody is interested in the rest any more.
             self._log.warning("stopping_now", signal=number.name)
-            sys.stdout.flush()
+            _drain(self._sink)
             os._exit(FAILED)
-        self._log.info("stopping", signal=number.name, drain_s=self._settings.drain_s)
-        self._stop.set()
+        self._drain(number)
+
+    def _drain(self, number: signal.Signals) -> None:
+        """Stop after the work in progress. A terminal that closes may send SIGHUP more than once."""
+        if not self._stop.is_set():
+            self._log.info("stopping", signal=number.name, drain_s=self._settings.drain_s)
+            self._stop.set()
 
     async def _supervise(self, listener: socket.socket) -> int:
         """Start the engine, watch it, and say with which status to end."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -17,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from steelyard_runtime.engine import memory
 from steelyard_runtime.engine.interface import Counters
+from steelyard_runtime.http.connections import REASONS
 from steelyard_runtime.http.record import RequestRecord
 from steelyard_runtime.http.runtime import Runtime
 
@@ -82,6 +84,7 @@ class Metrics:
             registry=self.registry,
         )
         self.registry.register(EngineCollector(runtime))
+        self.registry.register(ConnectionCollector(runtime))
 
     def observe(self, record: RequestRecord, *, route: str, status: int, duration_s: float) -> None:
         """Count one finished request; ``route`` is a route's template or ``"unmatched"``."""
@@ -132,7 +135,47 @@ class EngineCollector(Collector):
         yield info
 
 
-def _by_label(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+class ConnectionCollector(Collector):
+    """Read the counts of connections and of lost log lines when they are asked for."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def collect(self) -> Iterable[Metric]:
+        """Open connections by state, their limit, and why some were closed or refused."""
+        counted = self._runtime.connections
+        yield _by_label("steelyard_http_connections", "Open connections.", "state", dict(counted.states()))
+        yield GaugeMetricFamily(
+            "steelyard_http_connections_limit",
+            "Most open connections, besides a few for GET; 0 where they are not limited.",
+            value=float(counted.limit or 0),
+        )
+        yield CounterMetricFamily("steelyard_http_connections_opened", "Connections accepted.", value=counted.opened)
+        closed = CounterMetricFamily(
+            "steelyard_http_connections_closed", "Connections closed before their clients did.", labels=["reason"]
+        )
+        for reason in REASONS:
+            closed.add_metric([reason], counted.closed[reason])
+        yield closed
+        yield CounterMetricFamily(
+            "steelyard_http_accept_errors",
+            "Connections that the system would not hand over.",
+            value=counted.accept_errors,
+        )
+        malformed = CounterMetricFamily(
+            "steelyard_http_malformed_requests", "Requests that are not HTTP as it should be.", labels=["status"]
+        )
+        for status, count in sorted(counted.malformed.items()):
+            malformed.add_metric([str(status)], count)
+        yield malformed
+        yield CounterMetricFamily(
+            "steelyard_log_lines_dropped",
+            "Log lines that were not written, because they were not read fast enough.",
+            value=self._runtime.dropped_lines(),
+        )
+
+
+def _by_label(name: str, text: str, label: str, values: Mapping[Any, float]) -> Metric:
     family = GaugeMetricFamily(name, text, labels=[label])
     for key, value in values.items():
         family.add_metric([key], float(value))

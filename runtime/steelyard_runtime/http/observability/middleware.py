@@ -14,7 +14,7 @@ from structlog.typing import FilteringBoundLogger
 
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.error_shapes import shape_for_path
-from steelyard_runtime.http.observability.logs import describe_exception
+from steelyard_runtime.http.observability.logs import Repeats, describe_exception
 from steelyard_runtime.http.observability.metrics import Metrics
 from steelyard_runtime.http.record import CLIENT_LEFT, RequestRecord, attach
 from steelyard_runtime.http.request_id import request_id_from, response_headers
@@ -36,6 +36,7 @@ class Observe:
         self._runtime = runtime
         self._log = log
         self._metrics = metrics
+        self._repeats = Repeats()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; nothing but the server's own cancellation gets past here."""
@@ -72,12 +73,17 @@ class Observe:
             if status < 500:
                 raise
         except Exception as error:
-            self._log.error(
-                "exception", request_id=record.request_id, **describe_exception(error, self._runtime.settings)
-            )
+            self._log_exception(error, record)
             await answer(Problem(Kind.INTERNAL, "The server failed on this request; its log has the reason."))
         finally:
             self._finish(scope, record, status, time.perf_counter() - started)
+
+    def _log_exception(self, error: Exception, record: RequestRecord) -> None:
+        described = describe_exception(error, self._runtime.settings)
+        left_out = self._repeats.due((described["exception"], *described["traceback"][-1:]))
+        if left_out is not None:
+            repeated = {"repeated": left_out} if left_out else {}
+            self._log.error("exception", request_id=record.request_id, **repeated, **described)
 
     def _finish(self, scope: Scope, record: RequestRecord, status: int, duration_s: float) -> None:
         matched = scope.get("route")

@@ -10,8 +10,9 @@ from starlette.responses import Response
 
 from steelyard_runtime.contracts import chat as chat_contract
 from steelyard_runtime.contracts import completions as completions_contract
+from steelyard_runtime.contracts.openai_text import sse_error
 from steelyard_runtime.engine.interface import Delta, Done, Finished
-from steelyard_runtime.errors import Problem
+from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.generation import GenerationRequest
 from steelyard_runtime.http.body import beside_the_loop
 from steelyard_runtime.http.caller import caller_of
@@ -47,9 +48,22 @@ def generating(codec: ModuleType) -> Handler:
         record.prompt_sha256.append(generation.head.prompt_sha256)
         chunks = codec.Chunks(generation.head, n=wanted.n, include_usage=wanted.include_usage)
         events = server_sent_events(_Noted(generation, record), chunks)
-        return EventStream(events, longest_s=settings.stream_deadline_s + READING_S)
+        return EventStream(
+            events,
+            longest_s=settings.stream_deadline_s + READING_S,
+            unread_s=settings.unread_timeout_s,
+            unread=sse_error(_unread(settings.unread_timeout_s)),
+        )
 
     return handle
+
+
+def _unread(seconds: float) -> Problem:
+    return Problem(
+        Kind.UNREAD,
+        f"The generation was stopped, because nothing of the stream was read for {seconds:g} seconds; read it as it "
+        "comes, or raise unread_timeout_s on the server.",
+    )
 
 
 async def _begun(service: ChatService, wanted: GenerationRequest, *, caller: str) -> Generation:
