@@ -66,3 +66,25 @@ def test_it_says_what_it_is(server: Serving, gemma: Any) -> None:
     assert len(identity["sha256"]) == 64
     assert httpx.get(server.url + "/v1/models").json()["data"][0]["id"] == "gemma-3-270m"
     assert not [line for line in server.lines if line["level"] == "error"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_chat_is_timed_to_its_first_token_and_for_each_other(
+    server: Serving, chat: dict[str, Any], stream: bool
+) -> None:
+    names = [f"steelyard_time_{part}_seconds" for part in ("to_first_token", "per_output_token")]
+
+    def times() -> dict[str, float]:
+        text = httpx.get(server.url + "/metrics", timeout=60).text
+        labelled = {f"{name}_{end}": f'{name}_{end}{{contract="chat"}} ' for name in names for end in ("count", "sum")}
+        lines = {key: [line for line in text.splitlines() if line.startswith(start)] for key, start in labelled.items()}
+        return {key: float(found[0].split()[-1]) if found else 0.0 for key, found in lines.items()}
+
+    before = times()
+    body = {**chat, "max_tokens": 6, "stream": stream, "logit_bias": {"1": -100, "106": -100}, "temperature": 0}
+    seconds = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=120).elapsed.total_seconds()
+    taken = {key: value - before[key] for key, value in times().items()}
+    first, each = (taken[f"{name}_sum"] for name in names)
+    assert [taken[f"{name}_count"] for name in names] == [1, 1]
+    assert each > 0
+    assert 0 < first + 5 * each <= seconds

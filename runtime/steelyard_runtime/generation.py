@@ -110,6 +110,7 @@ class Head:
         model: The id of the model that answers, whatever the caller called it.
         identity: The short identity, JSON-ready.
         prompt_sha256: Hash of the exact token ids, as little-endian uint32.
+        submitted: ``time.perf_counter()`` when the engine was given the prompt; no part of any body.
     """
 
     id: str
@@ -117,3 +118,4 @@ class Head:
     model: str
     identity: dict[str, Any]
     prompt_sha256: str
+    submitted: float = 0.0

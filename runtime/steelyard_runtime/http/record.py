@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from steelyard_runtime.decision import Answer, TokenCounts
+from steelyard_runtime.engine.interface import Done
 from steelyard_runtime.http.error_shapes import ErrorShape
 
 OK = "ok"
@@ -25,11 +27,15 @@ class RequestRecord:
         shape: How an error is written for this request.
         contract: Name of the contract, ``"none"`` for routes without one and before dispatch.
         outcome: ``"ok"``, ``"client_left"`` or the name of an error kind.
+        started: ``time.perf_counter()`` when its headers had arrived.
+        first_token_s: From then to the first generated token, in seconds.
+        token_s: Seconds for each generated token after the first, of one choice.
         raw_body: The caller's body, only filled when the settings ask for raw text.
     """
 
     request_id: str
     shape: ErrorShape
+    started: float = field(default_factory=time.perf_counter)
     contract: str = "none"
     outcome: str = OK
     body_bytes: int = 0
@@ -40,6 +46,8 @@ class RequestRecord:
     generated_tokens: int = 0
     queue_ms: float | None = None
     engine_ms: float | None = None
+    first_token_s: float | None = None
+    token_s: float | None = None
     raw_body: str | None = None
 
     def add_tokens(self, counts: TokenCounts) -> None:
@@ -47,6 +55,23 @@ class RequestRecord:
         self.tokens_prompt += counts.prompt
         self.tokens_evaluated += counts.evaluated
         self.tokens_reused += counts.reused
+
+    def add_generation(self, done: Done, *, submitted: float, choices: int) -> None:
+        """Note tokens and times of a finished generation.
+
+        Args:
+            done: The engine's counts.
+            submitted: ``time.perf_counter()`` when the engine was given the prompt.
+            choices: Continuations of it, which are generated side by side.
+        """
+        self.add_tokens(done.tokens)
+        self.generated_tokens += done.generated_tokens
+        self.queue_ms = done.queue_ms
+        self.engine_ms = done.prefill_ms + done.generate_ms
+        if done.generated_tokens:
+            self.first_token_s = submitted - self.started + (done.queue_ms + done.prefill_ms) / 1000
+        if done.generated_tokens > choices:
+            self.token_s = done.generate_ms / 1000 / (done.generated_tokens / choices - 1)
 
     def add_answers(self, answers: Iterable[Answer]) -> None:
         """Note hashes, tokens and times of a decision's answers; they waited together and were evaluated in turn."""

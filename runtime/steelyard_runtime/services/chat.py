@@ -212,6 +212,7 @@ class ChatService:
             model=self._identity.model_id,
             identity=self._identity.summary(),
             prompt_sha256=prompt_sha256(job.prompt),
+            submitted=time.perf_counter(),
         )
         return Generation(self._engine, job, head=head)
 

@@ -24,6 +24,7 @@ from steelyard_runtime.http.runtime import Runtime
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 240.0)
+_TOKEN_SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0)
 
 # Attribute of Counters -> what it counts.
 _TOTALS = {
@@ -83,6 +84,20 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self._first_token = Histogram(
+            "steelyard_time_to_first_token_seconds",
+            "From the request's headers to the first generated token of a chat or completion.",
+            ("contract",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._token = Histogram(
+            "steelyard_time_per_output_token_seconds",
+            "Time for each generated token after the first, of one choice.",
+            ("contract",),
+            buckets=_TOKEN_SECONDS,
+            registry=self.registry,
+        )
         self.registry.register(EngineCollector(runtime))
         self.registry.register(ConnectionCollector(runtime))
 
@@ -94,6 +109,10 @@ class Metrics:
             self._queue.labels(record.contract).observe(record.queue_ms / 1000)
         if record.engine_ms is not None:
             self._engine.labels(record.contract).observe(record.engine_ms / 1000)
+        if record.first_token_s is not None:
+            self._first_token.labels(record.contract).observe(record.first_token_s)
+        if record.token_s is not None:
+            self._token.labels(record.contract).observe(record.token_s)
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -43,7 +43,6 @@ class Observe:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started = time.perf_counter()
         record = RequestRecord(request_id=request_id_from(Headers(scope=scope)), shape=shape_for_path(scope["path"]))
         attach(scope, record)
         ids = response_headers(record.request_id, with_attributes=scope["path"] == "/invocations")
@@ -76,7 +75,7 @@ class Observe:
             self._log_exception(error, record)
             await answer(Problem(Kind.INTERNAL, "The server failed on this request; its log has the reason."))
         finally:
-            self._finish(scope, record, status, time.perf_counter() - started)
+            self._finish(scope, record, status, time.perf_counter() - record.started)
 
     def _log_exception(self, error: Exception, record: RequestRecord) -> None:
         described = describe_exception(error, self._runtime.settings)
@@ -106,6 +105,10 @@ class Observe:
             line["queue_ms"] = round(record.queue_ms, _DIGITS)
         if record.engine_ms is not None:
             line["engine_ms"] = round(record.engine_ms, _DIGITS)
+        if record.first_token_s is not None:
+            line["first_token_ms"] = round(record.first_token_s * 1000, _DIGITS)
+        if record.token_s is not None:
+            line["token_ms"] = round(record.token_s * 1000, _DIGITS)
         if record.prompt_sha256:
             line["prompt_sha256"] = record.prompt_sha256
         if record.tokens_prompt:

@@ -41,13 +41,13 @@ def generating(codec: ModuleType) -> Handler:
         if not wanted.stream:
             reply, head = await while_connected(request, service.answer(wanted, caller=caller))
             record.prompt_sha256.append(head.prompt_sha256)
-            _note_done(record, reply.done)
+            record.add_generation(reply.done, submitted=head.submitted, choices=wanted.n)
             return Json(codec.encode(reply, head=head))
         # Nothing is sent before the engine has begun, so that a refusal is a status and not an event.
         generation = await while_connected(request, _begun(service, wanted, caller=caller))
         record.prompt_sha256.append(generation.head.prompt_sha256)
         chunks = codec.Chunks(generation.head, n=wanted.n, include_usage=wanted.include_usage)
-        events = server_sent_events(_Noted(generation, record), chunks)
+        events = server_sent_events(_Noted(generation, record, choices=wanted.n), chunks)
         return EventStream(
             events,
             longest_s=settings.stream_deadline_s + READING_S,
@@ -75,9 +75,10 @@ async def _begun(service: ChatService, wanted: GenerationRequest, *, caller: str
 class _Noted:
     """A ``Generation`` whose end is noted in the request's record."""
 
-    def __init__(self, generation: Generation, record: RequestRecord) -> None:
+    def __init__(self, generation: Generation, record: RequestRecord, *, choices: int) -> None:
         self._generation = generation
         self._record = record
+        self._choices = choices
 
     async def __aenter__(self) -> _Noted:
         return self
@@ -95,15 +96,9 @@ class _Noted:
             self._record.outcome = problem.kind.value
             raise
         if isinstance(event, Done):
-            _note_done(self._record, event)
+            submitted = self._generation.head.submitted
+            self._record.add_generation(event, submitted=submitted, choices=self._choices)
         return event
-
-
-def _note_done(record: RequestRecord, done: Done) -> None:
-    record.add_tokens(done.tokens)
-    record.generated_tokens += done.generated_tokens
-    record.queue_ms = done.queue_ms
-    record.engine_ms = done.prefill_ms + done.generate_ms
 
 
 chat = generating(chat_contract)
