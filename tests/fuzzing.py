@@ -34,6 +34,9 @@ INEXPRESSIBLE = re.compile(
     r"|belong to different shapes"
     r"|has no tokens"
     r"|is not served here"
+    r"|ask for \d+ answers"
+    r"|holds the token id"
+    r"|is not supported together with"
     r"|must be an integer; got -?\d+\.0\b|must be an integer; got -?[\d.]+e\+\d+"  # to JSON Schema, 1.0 is an integer
 )
 
@@ -64,7 +67,10 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"messages": [{"role": "user", "content": "hi"}], "stream": True, "stream_options": {"include_usage": True},
          "max_completion_tokens": 3, "response_format": {"type": "json_object"}, "logit_bias": {"5": 1}},
     ],
-    "completions": [{"prompt": "once", "max_tokens": 3, "logprobs": 2, "n": 2}],
+    "completions": [
+        {"prompt": "once", "max_tokens": 3, "logprobs": 2, "n": 2},
+        {"prompt": [[97, 98], [99]], "max_tokens": 2, "echo": True},
+    ],
     "embeddings": [{"input": ["a", "b"], "encoding_format": "base64"}],
 }  # fmt: skip
 OF_PATH = {

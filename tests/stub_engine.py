@@ -179,6 +179,9 @@ class StubEngine:
     def token_bytes(self, token_id: int) -> bytes:
         return self.vocabulary.bytes_of(token_id)
 
+    def is_text(self, token_id: int) -> bool:
+        return bool(self.vocabulary.bytes_of(token_id))
+
     def logits(self, tokens: Sequence[int]) -> Logits:
         """The replaced forward pass: a function of the token ids alone."""
         digest = hashlib.sha256(np.asarray(tokens, dtype=np.int32).tobytes()).digest()

@@ -26,12 +26,24 @@ class JsonOutput:
     schema: dict[str, Any] | None
 
 
+TextPrompt = str | tuple[int, ...]
+"""A text, or its token ids in the model's vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompts:
+    """Texts to continue as they are, each by itself; with ``echo`` each answer begins with its prompt."""
+
+    prompts: tuple[TextPrompt, ...]
+    echo: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """What a chat or completion asks for, in the fields of no particular contract.
 
     Attributes:
-        prompt: Messages for the model's chat template, or one text to continue as it is.
+        prompt: Messages for the model's chat template, or texts to continue as they are.
         model: The name that the caller gave the model; None for no name.
         max_tokens: The caller's limit; None for the server's default.
         max_tokens_param: The field that holds that limit, for messages about it.
@@ -41,7 +53,7 @@ class GenerationRequest:
         include_usage: End a stream with a chunk of token counts.
     """
 
-    prompt: tuple[Message, ...] | str
+    prompt: tuple[Message, ...] | TextPrompts
     model: str | None = None
     max_tokens: int | None = None
     max_tokens_param: str = "max_tokens"
@@ -59,6 +71,11 @@ class GenerationRequest:
     json_output: JsonOutput | None = None
     stream: bool = False
     include_usage: bool = False
+
+    @property
+    def choices(self) -> int:
+        """How many answers there will be: ``n`` for each prompt, those of the first prompt first."""
+        return self.n * (len(self.prompt.prompts) if isinstance(self.prompt, TextPrompts) else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +126,7 @@ class Head:
         created: Unix seconds.
         model: The id of the model that answers, whatever the caller called it.
         identity: The short identity, JSON-ready.
-        prompt_sha256: Hash of the exact token ids, as little-endian uint32.
+        prompt_sha256: For each prompt the hash of its exact token ids, as little-endian uint32.
         submitted: ``time.perf_counter()`` when the engine was given the prompt; no part of any body.
     """
 
@@ -117,5 +134,5 @@ class Head:
     created: int
     model: str
     identity: dict[str, Any]
-    prompt_sha256: str
+    prompt_sha256: tuple[str, ...]
     submitted: float = 0.0

@@ -228,7 +228,9 @@ class Settings(BaseSettings):
         512,
         description="Tokens a chat or completion generates when the caller sets no limit; ends with reason 'length'.",
     )
-    max_choices: Annotated[int, Field(ge=1, le=128)] = Field(8, description="Largest 'n' of a chat or completion.")
+    max_choices: Annotated[int, Field(ge=1, le=128)] = Field(
+        8, description="Answers of one request: 'n' of a chat, 'n' times the prompts of a completion."
+    )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log line written."

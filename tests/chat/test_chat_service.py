@@ -18,7 +18,7 @@ from steelyard_runtime.contracts import chat
 from steelyard_runtime.decision import TokenCounts
 from steelyard_runtime.engine.interface import Cancel, Delta, Done, Event, Failed, Finished, GenerationJob
 from steelyard_runtime.errors import Kind, Problem
-from steelyard_runtime.generation import EmbeddingRequest, GenerationRequest, JsonOutput, Message
+from steelyard_runtime.generation import EmbeddingRequest, GenerationRequest, JsonOutput, Message, TextPrompts
 from steelyard_runtime.identity import Identity
 from steelyard_runtime.services import chat as chat_service
 from steelyard_runtime.services import waiting
@@ -109,13 +109,13 @@ def test_the_job_is_what_was_asked_for() -> None:
     assert sampling.stop == ("x", *PLAIN_STOP_STRINGS)
     assert sampling.grammar == engine.grammar({"type": "object"})
     packed = b"".join(struct.pack("<I", token) for token in expected)
-    assert generation.head.prompt_sha256 == hashlib.sha256(packed).hexdigest() == prompt_sha256(expected)
+    assert generation.head.prompt_sha256 == (hashlib.sha256(packed).hexdigest(),) == (prompt_sha256(expected),)
     assert generation.head.model == "stub"
 
 
 def test_a_completion_has_no_template_and_no_stop_strings() -> None:
     engine = ScriptedEngine()
-    run(with_job(engine, GenerationRequest(prompt="Once")))
+    run(with_job(engine, GenerationRequest(prompt=TextPrompts(("Once",)))))
     assert engine.jobs[0].prompt == tuple(engine.encode([chat_service.Piece("Once")], start=True))
     assert engine.jobs[0].sampling.stop == ()
     assert engine.jobs[0].sampling.grammar is None
@@ -238,7 +238,7 @@ def test_a_stream_ends_with_done() -> None:
         events = await events_of(server_sent_events(generation, chat.Chunks(generation.head, n=1, include_usage=False)))
         assert [event["choices"][0]["delta"].get("content") for event in events[:-1]] == ["", "a", None]
         assert events[-1] == "[DONE]"
-        assert events[-2]["x_prompt_sha256"] == generation.head.prompt_sha256
+        assert (events[-2]["x_prompt_sha256"],) == generation.head.prompt_sha256
         assert engine.cancels == 0
 
     run(scenario())

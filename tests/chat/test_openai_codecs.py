@@ -26,10 +26,11 @@ from steelyard_runtime.generation import (
     JsonOutput,
     Message,
     Reply,
+    TextPrompts,
     TokenLogprobs,
 )
 
-HEAD = Head(id="1a", created=1_700_000_000, model="tiny", identity={"id": "tiny"}, prompt_sha256="ab" * 32)
+HEAD = Head(id="1a", created=1_700_000_000, model="tiny", identity={"id": "tiny"}, prompt_sha256=("ab" * 32,))
 DONE = Done(
     tokens=TokenCounts(prompt=9, evaluated=4, reused=5),
     generated_tokens=3,
@@ -69,7 +70,7 @@ def refusal(call: Callable[[], object]) -> Problem:
 def test_the_least_request() -> None:
     assert decode_chat() == GenerationRequest(prompt=(Message("user", "Hi"),))
     assert chat.decode({"messages": [{"role": "user", "content": ""}]}, max_choices=1).prompt == (Message("user", ""),)
-    assert decode_completion() == GenerationRequest(prompt="Once")
+    assert decode_completion() == GenerationRequest(prompt=TextPrompts(("Once",)))
 
 
 SAMPLING = [
@@ -107,7 +108,7 @@ SAMPLING = [
 @pytest.mark.parametrize(("fields", "expected"), SAMPLING)
 def test_sampling_fields(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     assert decode_chat(**fields) == GenerationRequest(prompt=(Message("user", "Hi"),), **expected)
-    assert decode_completion(**fields) == GenerationRequest(prompt="Once", **expected)
+    assert decode_completion(**fields) == GenerationRequest(prompt=TextPrompts(("Once",)), **expected)
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -239,12 +240,9 @@ def test_a_long_unknown_name_is_shortened() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"echo": True}, "echo"),
+        ({"echo": True, "logprobs": 0}, "echo"),
         ({"best_of": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"prompt": [1, 2, 3]}, "prompt"),
-        ({"prompt": [[1, 2], [3]]}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
         ({"messages": []}, "messages"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
     ],
@@ -349,7 +347,46 @@ def test_completion_logprobs(fields: dict[str, Any], top_logprobs: int | None) -
 
 
 def test_completion_of_one_text_in_a_list() -> None:
-    assert decode_completion(prompt=["x"], echo=False, best_of=1, suffix=None) == GenerationRequest(prompt="x")
+    assert decode_completion(prompt=["x"], echo=False, best_of=1, suffix=None) == GenerationRequest(
+        prompt=TextPrompts(("x",))
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [
+        (["a", "b"], ("a", "b")),
+        (["", "b"], ("", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1, 2], [3]], ((1, 2), (3,))),
+        (None, ("",)),
+        ("", ("",)),
+    ],
+)
+def test_prompts_of_every_form(given: Any, prompts: tuple[Any, ...]) -> None:
+    assert decode_completion(prompt=given, echo=True).prompt == TextPrompts(prompts, echo=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt.0"),
+        ({"prompt": 7}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt.1"),
+        ({"prompt": [1, "a"]}, "prompt.1"),
+        ({"prompt": [1, True]}, "prompt.1"),
+        ({"prompt": [1, -1]}, "prompt.1"),
+        ({"prompt": [1, 2**31]}, "prompt.1"),
+        ({"prompt": [[1], ["a"]]}, "prompt.1.0"),
+        ({"prompt": ["a"] * 9}, "prompt"),
+        ({"prompt": ["a"] * 3, "n": 3}, "prompt"),
+        ({"prompt": ["a"] * 200}, "prompt"),
+    ],
+)
+def test_wrong_prompts_name_their_place(fields: dict[str, Any], param: str) -> None:
+    problem = refusal(lambda: decode_completion(**fields))
+    assert (problem.kind, problem.param) == (Kind.INVALID, param)
 
 
 def reply(*, logprobs: TokenLogprobs = (), n: int = 1) -> Reply:

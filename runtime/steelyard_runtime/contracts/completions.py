@@ -1,16 +1,21 @@
-"""OpenAI's older text completions: ``POST /v1/completions``. The prompt is continued as it is, without a template."""
+"""OpenAI's older text completions: ``POST /v1/completions``. A prompt is continued as it is, without a template.
+
+Several prompts are continued each by itself, as if they were sent one at a time: their answers come in the order of the
+prompts, ``n`` for each. A prompt may be token ids of the model's vocabulary; it begins as a text does, with the
+begin-of-text token that the server puts there, once. Control tokens are refused, because callers cannot send them. No
+prompt (null) and the empty one are the beginning of a text.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, StrictInt
+from pydantic import Discriminator, Field, StrictInt, StrictStr, Tag
 
 from steelyard_runtime.contracts.neutral import Neutral
 from steelyard_runtime.contracts.openai_text import (
-    LIST,
+    MAX_INT32,
     TEXT,
-    TEXT_OR_LIST,
     UNIONS,
     SamplingFields,
     finite,
@@ -22,26 +27,48 @@ from steelyard_runtime.contracts.openai_text import (
     unsupported,
     usage,
 )
-from steelyard_runtime.contracts.validation import NonEmpty, OnlyFalse, Path
+from steelyard_runtime.contracts.validation import Path, count, invalid
 from steelyard_runtime.engine.interface import Delta, Done, Event, Finished
 from steelyard_runtime.errors import openai_error
-from steelyard_runtime.generation import GenerationRequest, Head, Reply, TokenLogprobs
+from steelyard_runtime.generation import GenerationRequest, Head, Reply, TextPrompt, TextPrompts, TokenLogprobs
 
 NAME = "openai_completions"
 
 error = openai_error
 
 
+MAX_CHOICES = 128
+TokenIds = Annotated[
+    list[Annotated[StrictInt, Field(ge=0, le=MAX_INT32)]], Field(min_length=1, fail_fast=True), Tag("ids")
+]
+
+
+def _kind_of_prompt(value: Any) -> str:
+    if not isinstance(value, list):
+        return "text"
+    return {int: "ids", list: "lists"}.get(type(value[0]) if value else str, "texts")
+
+
 class Request(SamplingFields):
     """The body of a completion."""
 
-    prompt: Annotated[
-        Annotated[NonEmpty, TEXT] | Annotated[list[NonEmpty], Field(min_length=1, max_length=1), LIST], TEXT_OR_LIST
-    ] = Field(description="The text to continue, or a list of that one text.")
+    prompt: (
+        Annotated[
+            Annotated[StrictStr, TEXT]
+            | Annotated[list[StrictStr], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True), Tag("texts")]
+            | TokenIds
+            | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True), Tag("lists")],
+            Discriminator(_kind_of_prompt),
+        ]
+        | None
+    ) = Field(
+        description="The text to continue or its token ids, or a list of such prompts. Prompts times n are at most the "
+        "server's max_choices."
+    )
     logprobs: Annotated[StrictInt, Field(ge=0, le=5)] | None = Field(
         None, description="Report each token's log probability, and this many likeliest tokens beside it."
     )
-    echo: OnlyFalse | None = Field(None, description="The prompt is not repeated; true is refused.")
+    echo: bool | None = Field(None, description="Begin each answer with its prompt; not together with logprobs.")
     best_of: Annotated[StrictInt, Field(ge=1, le=1)] | None = Field(
         None, description="Not supported beyond 1; ask for n answers instead."
     )
@@ -66,11 +93,32 @@ def decode(body: Any, *, max_choices: int) -> GenerationRequest:
     if isinstance(body, dict):
         _refuse(body)
     request = parse(body, Request, unions=_UNIONS)
-    return GenerationRequest(
-        prompt=request.prompt if isinstance(request.prompt, str) else request.prompt[0],
+    if request.echo and request.logprobs is not None:
+        raise unsupported(
+            ("echo",),
+            "is not supported together with logprobs: a prompt is evaluated for its last position only, and the log "
+            "probabilities of its own tokens would need the logits at each; leave one of them out",
+        )
+    wanted = GenerationRequest(
+        prompt=TextPrompts(_prompts(request.prompt), echo=bool(request.echo)),
         top_logprobs=request.logprobs,
         **sampling(request, max_choices=max_choices),
     )
+    if wanted.choices > max_choices:
+        raise invalid(
+            ("prompt",),
+            f"{count(wanted.choices // wanted.n, 'prompt')} with n={wanted.n} ask for {wanted.choices} answers; one "
+            f"request may have {max_choices} (the server's setting max_choices)",
+        )
+    return wanted
+
+
+def _prompts(given: str | list[str] | list[int] | list[list[int]] | None) -> tuple[TextPrompt, ...]:
+    if given is None or isinstance(given, str):
+        return (given or "",)
+    if isinstance(given[0], int):
+        return (tuple(each for each in given if isinstance(each, int)),)
+    return tuple(tuple(each) if isinstance(each, list) else str(each) for each in given)
 
 
 def encode(reply: Reply, *, head: Head) -> dict[str, Any]:
@@ -139,16 +187,9 @@ class Chunks:
 
 
 def _refuse(body: dict[str, Any]) -> None:
-    if body.get("echo") is True:
-        raise unsupported(("echo",), "the prompt is not repeated; leave it out or send false")
     best_of = body.get("best_of")
     if isinstance(best_of, int) and not isinstance(best_of, bool) and best_of != 1:
         raise unsupported(("best_of",), "is not supported; ask for n answers and choose among them")
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and any(isinstance(item, int | list) for item in prompt):
-        raise unsupported(("prompt",), "token ids are not supported; send the text")
-    if isinstance(prompt, list) and len(prompt) > 1:
-        raise unsupported(("prompt",), f"{len(prompt)} prompts in one request are not supported; send one at a time")
 
 
 def _choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def provenance(head: Head, done: Done) -> dict[str, Any]:
     """Our own fields: what answered, to which exact prompt, at which cost. Times are milliseconds."""
     return {
         "x_identity": head.identity,
-        "x_prompt_sha256": head.prompt_sha256,
+        "x_prompt_sha256": head.prompt_sha256[0] if len(head.prompt_sha256) == 1 else list(head.prompt_sha256),
         "x_tokens": {
             "prompt": done.tokens.prompt,
             "evaluated": done.tokens.evaluated,

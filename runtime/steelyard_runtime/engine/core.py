@@ -205,6 +205,10 @@ class LlamaEngine:
         """See ``interface.Engine.token_bytes``."""
         return self._vocabulary.token_bytes(token_id)
 
+    def is_text(self, token_id: int) -> bool:
+        """See ``interface.Engine.is_text``."""
+        return self._vocabulary.is_text(token_id)
+
     def grammar(self, schema: dict[str, Any] | None) -> Grammar:
         """See ``interface.Engine.grammar``."""
         try:

@@ -332,6 +332,10 @@ class Engine(Protocol):
         """The bytes that a token stands for; empty for control tokens."""
         ...
 
+    def is_text(self, token_id: int) -> bool:
+        """Whether callers' text may become this token of the vocabulary; control tokens and turn markers are none."""
+        ...
+
     def submit_score(self, job: ScoreJob) -> Future[list[Score]]:
         """One ``Score`` per prompt, in order."""
         ...

@@ -376,6 +376,10 @@ class Vocabulary:
         """A control token's spelling; empty for none."""
         return self.token_bytes(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
 
+    def is_text(self, token: int) -> bool:
+        """Whether callers' text may become ``token``."""
+        return not self._forbidden[token]
+
     def ends_generation(self, token: int) -> bool:
         """Whether ``token`` ends a turn or a text."""
         return bool(L.llama_vocab_is_eog(self._vocab, token))

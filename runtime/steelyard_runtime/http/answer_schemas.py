@@ -178,7 +178,7 @@ _USAGE = closed(
 _OPENING: dict[str, Schema] = {"id": TEXT, "created": INTEGER, "model": TEXT, "system_fingerprint": TEXT}
 _PROVENANCE: dict[str, Schema] = {
     "x_identity": OPEN,
-    "x_prompt_sha256": SHA256,
+    "x_prompt_sha256": either(SHA256, array(SHA256)),
     "x_tokens": closed(prompt=COUNT, evaluated=COUNT, reused=COUNT, generated=COUNT),
     "x_timing": closed(queue_ms=MILLISECONDS, prefill_ms=MILLISECONDS, generate_ms=MILLISECONDS),
 }

@@ -297,6 +297,8 @@ def _apply_limits(schemas: dict[str, Schema], settings: Settings) -> None:
         holder.setdefault("additionalProperties", False)
     for holder in _find([schemas["ChatRequest"], schemas["CompletionsRequest"]], "maximum", 128):
         holder["maximum"] = settings.max_choices
+    for holder in _find(schemas["CompletionsRequest"]["properties"]["prompt"], "maxItems", completions.MAX_CHOICES):
+        holder["maxItems"] = settings.max_choices
 
 
 def _find(value: Any, key: str, expected: int) -> Iterable[dict[str, Any]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from steelyard_runtime.chat_template import ChatTemplate
 from steelyard_runtime.contracts.openai_text import SSE_DONE, sse, sse_error
+from steelyard_runtime.decision import TokenCounts
 from steelyard_runtime.engine.interface import (
     Cancel,
     Delta,
@@ -19,11 +21,12 @@ from steelyard_runtime.engine.interface import (
     Failed,
     Finished,
     GenerationJob,
+    Grammar,
     Piece,
     Sampling,
 )
-from steelyard_runtime.errors import Kind, Problem
-from steelyard_runtime.generation import Choice, GenerationRequest, Head, Reply, TokenLogprobs
+from steelyard_runtime.errors import Kind, Problem, over_budget
+from steelyard_runtime.generation import Choice, GenerationRequest, Head, Reply, TextPrompts, TokenLogprobs
 from steelyard_runtime.identity import Identity
 from steelyard_runtime.services.prompts import prompt_sha256, tokens_to_generate
 from steelyard_runtime.services.waiting import patience_s, too_late
@@ -60,33 +63,42 @@ class Generation:
 
     Args:
         engine: To submit to.
-        job: What to submit.
+        jobs: What to submit, one for each prompt, with the same number of choices and the same deadline. The choices
+            are numbered through, those of the first job first.
         head: What the answer's bodies repeat.
+        echoes: For each job the text that its choices begin with; none for no such text.
 
     Raises:
-        Problem: The engine refuses the job.
+        Problem: The engine refuses a job; those before it are cancelled.
     """
 
-    def __init__(self, engine: Engine, job: GenerationJob, *, head: Head) -> None:
+    def __init__(
+        self, engine: Engine, jobs: Sequence[GenerationJob], *, head: Head, echoes: Sequence[str] = ()
+    ) -> None:
         self.head = head
-        self._n = job.n
+        self._n = jobs[0].n * len(jobs)
         self._over = False
         self._first: Event | None = None
-        queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._echoes = [
+            Delta(index=job * jobs[0].n + choice, text=text)
+            for job, text in enumerate(echoes)
+            for choice in range(jobs[0].n)
+            if text
+        ]
+        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._unfinished = len(jobs)
+        self._done: Done | None = None
         loop = asyncio.get_running_loop()
-
-        def on_event(event: Event) -> None:
-            # On the engine's thread, which must not be stopped by a loop that ended before the job did. It refers
-            # to the queue only, so that the engine keeps no abandoned Generation alive.
-            try:
-                loop.call_soon_threadsafe(queue.put_nowait, event)
-            except RuntimeError:
-                if not loop.is_closed():
-                    raise
-
-        self._queue = queue
-        self._cancel: Cancel = engine.submit_generation(job, on_event)
-        self._guard = loop.call_later(patience_s(job.deadline), queue.put_nowait, Failed(too_late()))
+        self._cancels: list[Cancel] = []
+        try:
+            for number, job in enumerate(jobs):
+                on_event = _forwarder(loop, self._queue, first_choice=number * job.n)
+                self._cancels.append(engine.submit_generation(job, on_event))
+        except BaseException:
+            self._over = True
+            self._cancel_jobs()
+            raise
+        self._guard = loop.call_later(patience_s(jobs[0].deadline), self._queue.put_nowait, Failed(too_late()))
 
     def __aiter__(self) -> Generation:
         return self
@@ -94,14 +106,21 @@ class Generation:
     async def __anext__(self) -> Delta | Finished | Done:
         if self._over:
             raise StopAsyncIteration
+        if self._echoes:
+            return self._echoes.pop(0)
         event = await self._next()
         self._first = None
         if isinstance(event, Failed):
             self.cancel()
             raise _problem(event.problem)
         if isinstance(event, Done):
+            self._done = event if self._done is None else _together(self._done, event)
+            self._unfinished -= 1
+            if self._unfinished:
+                return await anext(self)
             self._over = True
             self._guard.cancel()
+            return self._done
         return event
 
     async def __aenter__(self) -> Generation:
@@ -116,16 +135,20 @@ class Generation:
 
     def __del__(self) -> None:
         # A response whose client left before its first byte is never iterated.
-        if not self.__dict__.get("_over", True) and "_cancel" in self.__dict__:
+        if not self.__dict__.get("_over", True) and "_cancels" in self.__dict__:
             self._over = True
-            self._cancel()
+            self._cancel_jobs()
+
+    def _cancel_jobs(self) -> None:
+        for cancel in self._cancels:
+            cancel()
 
     def cancel(self) -> None:
         """Stop the job, if it still runs; whoever waits for its next event gets a ``Problem``. Event loop only."""
         self._guard.cancel()
         if not self._over:
             self._over = True
-            self._cancel()
+            self._cancel_jobs()
             self._queue.put_nowait(Failed(Problem(Kind.INTERNAL, "The answer was stopped before it was complete.")))
 
     async def ready(self) -> None:
@@ -200,21 +223,20 @@ class ChatService:
         """
         limit = self._settings.stream_deadline_s if request.stream else self._settings.deadline_s
         deadline = time.monotonic() + limit
-        if isinstance(request.prompt, str):
-            pieces = [Piece(request.prompt)]
-        else:
+        pieces: list[Piece] = []
+        if not isinstance(request.prompt, TextPrompts):
             pieces = await asyncio.wrap_future(self._template.submit(request.prompt, caller=caller))
         # Tokenizing and grammars take time in proportion to the request; the event loop stays free.
-        job = await asyncio.to_thread(self._job, request, pieces, deadline, caller)
+        jobs, echoes = await asyncio.to_thread(self._jobs, request, pieces, deadline, caller)
         head = Head(
             id=uuid.uuid4().hex,
             created=int(time.time()),
             model=self._identity.model_id,
             identity=self._identity.summary(),
-            prompt_sha256=prompt_sha256(job.prompt),
+            prompt_sha256=tuple(prompt_sha256(job.prompt) for job in jobs),
             submitted=time.perf_counter(),
         )
-        return Generation(self._engine, job, head=head)
+        return Generation(self._engine, jobs, head=head, echoes=echoes)
 
     async def answer(self, request: GenerationRequest, *, caller: str = "") -> tuple[Reply, Head]:
         """The whole reply and its head. Cancelling this cancels the job.
@@ -225,7 +247,10 @@ class ChatService:
         generation = await self.start(request, caller=caller)
         return await generation.collect(), generation.head
 
-    def _job(self, request: GenerationRequest, pieces: list[Piece], deadline: float, caller: str) -> GenerationJob:
+    def _jobs(
+        self, request: GenerationRequest, pieces: list[Piece], deadline: float, caller: str
+    ) -> tuple[list[GenerationJob], list[str]]:
+        """One job for each prompt, and the texts that their answers begin with; ``pieces`` are a chat's prompt."""
         model = self._engine.identity.model
         for token, _ in request.logit_bias:
             if token >= model.vocabulary:
@@ -234,15 +259,66 @@ class ChatService:
                     f"logit_bias names the token {token}; this model's tokens are 0 to {model.vocabulary - 1}.",
                     param="logit_bias",
                 )
-        chat = not isinstance(request.prompt, str)
         grammar = None if request.json_output is None else self._engine.grammar(request.json_output.schema)
-        prompt = self._engine.encode(pieces, start=True)
-        param = "messages" if chat else "prompt"
+        if not isinstance(request.prompt, TextPrompts):
+            prompt = self._engine.encode(pieces, start=True)
+            stops = self._template.stop_strings
+            return [self._job(request, prompt, deadline, caller, param="messages", grammar=grammar, stops=stops)], []
+        several = len(request.prompt.prompts) > 1
+        jobs, echoes = [], []
+        for index, given in enumerate(request.prompt.prompts):
+            param = f"prompt.{index}" if several else "prompt"
+            if isinstance(given, str):
+                prompt = self._engine.encode([Piece(given)], start=True)
+            else:
+                prompt = self._checked_ids(given, param=param)
+            jobs.append(self._job(request, prompt, deadline, caller, param=param, grammar=grammar))
+            if request.prompt.echo:
+                echoes.append(given if isinstance(given, str) else self._text_of(given))
+        return jobs, echoes
+
+    def _checked_ids(self, ids: tuple[int, ...], *, param: str) -> list[int]:
+        """The prompt that a caller gave as token ids, behind the begin-of-text token that every prompt has."""
+        model = self._engine.identity.model
+        if len(ids) > model.context_tokens:
+            raise over_budget(counted=len(ids), allowed=model.context_tokens - 1, param=param)
+        start = self._engine.encode([], start=True)
+        own = ids[len(start) :] if start and ids[: len(start)] == tuple(start) else ids
+        for token in own:
+            if token >= model.vocabulary:
+                raise Problem(
+                    Kind.INVALID,
+                    f"{param} holds the token id {token}; this model's tokens are 0 to {model.vocabulary - 1}.",
+                    param=param,
+                )
+            if not self._engine.is_text(token):
+                raise Problem(
+                    Kind.INVALID,
+                    f"{param} holds the token id {token}, a control token of this model; callers cannot send control "
+                    "tokens. Leave it out; the begin-of-text token is put at the beginning by the server.",
+                    param=param,
+                )
+        return [*start, *own]
+
+    def _text_of(self, ids: tuple[int, ...]) -> str:
+        return b"".join(map(self._engine.token_bytes, ids)).decode("utf-8", "replace")
+
+    def _job(
+        self,
+        request: GenerationRequest,
+        prompt: Sequence[int],
+        deadline: float,
+        caller: str,
+        *,
+        param: str,
+        grammar: Grammar | None,
+        stops: tuple[str, ...] = (),
+    ) -> GenerationJob:
         if not prompt:
             raise Problem(Kind.INVALID, "The prompt has no tokens; give the model some text to continue.", param=param)
         room = tokens_to_generate(
             prompt=len(prompt),
-            context=model.context_tokens,
+            context=self._engine.identity.model.context_tokens,
             wanted=request.max_tokens,
             default=self._settings.default_max_tokens,
             prompt_param=param,
@@ -257,7 +333,7 @@ class ChatService:
                 top_k=request.top_k,
                 min_p=request.min_p,
                 seed=request.seed,
-                stop=(*request.stop, *(self._template.stop_strings if chat else ())),
+                stop=(*request.stop, *stops),
                 presence_penalty=request.presence_penalty,
                 frequency_penalty=request.frequency_penalty,
                 logit_bias=request.logit_bias,
@@ -282,6 +358,42 @@ async def server_sent_events(generation: GenerationEvents, encoder: Encoder) -> 
             yield SSE_DONE
         except Problem as problem:
             yield sse_error(problem)
+
+
+def _forwarder(
+    loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[Event], *, first_choice: int
+) -> Callable[[Event], None]:
+    """Put a job's events into ``queue``, its choices numbered from ``first_choice``.
+
+    It refers to the queue only, so that the engine keeps no abandoned Generation alive.
+    """
+
+    def on_event(event: Event) -> None:
+        # On the engine's thread, which must not be stopped by a loop that ended before the job did.
+        if first_choice and isinstance(event, Delta | Finished):
+            event = replace(event, index=event.index + first_choice)
+        try:
+            loop.call_soon_threadsafe(queue.put_nowait, event)
+        except RuntimeError:
+            if not loop.is_closed():
+                raise
+
+    return on_event
+
+
+def _together(one: Done, other: Done) -> Done:
+    """The end of two jobs: their tokens together, and the times of the slower one."""
+    return Done(
+        tokens=TokenCounts(
+            prompt=one.tokens.prompt + other.tokens.prompt,
+            evaluated=one.tokens.evaluated + other.tokens.evaluated,
+            reused=one.tokens.reused + other.tokens.reused,
+        ),
+        generated_tokens=one.generated_tokens + other.generated_tokens,
+        queue_ms=max(one.queue_ms, other.queue_ms),
+        prefill_ms=max(one.prefill_ms, other.prefill_ms),
+        generate_ms=max(one.generate_ms, other.generate_ms),
+    )
 
 
 def _choice(texts: list[str], logprobs: TokenLogprobs, end: Finished) -> Choice:

@@ -40,14 +40,14 @@ def generating(codec: ModuleType) -> Handler:
         service = services.chat
         if not wanted.stream:
             reply, head = await while_connected(request, service.answer(wanted, caller=caller))
-            record.prompt_sha256.append(head.prompt_sha256)
-            record.add_generation(reply.done, submitted=head.submitted, choices=wanted.n)
+            record.prompt_sha256 += head.prompt_sha256
+            record.add_generation(reply.done, submitted=head.submitted, choices=wanted.choices)
             return Json(codec.encode(reply, head=head))
         # Nothing is sent before the engine has begun, so that a refusal is a status and not an event.
         generation = await while_connected(request, _begun(service, wanted, caller=caller))
-        record.prompt_sha256.append(generation.head.prompt_sha256)
-        chunks = codec.Chunks(generation.head, n=wanted.n, include_usage=wanted.include_usage)
-        events = server_sent_events(_Noted(generation, record, choices=wanted.n), chunks)
+        record.prompt_sha256 += generation.head.prompt_sha256
+        chunks = codec.Chunks(generation.head, n=wanted.choices, include_usage=wanted.include_usage)
+        events = server_sent_events(_Noted(generation, record, choices=wanted.choices), chunks)
         return EventStream(
             events,
             longest_s=settings.stream_deadline_s + READING_S,
