@@ -143,7 +143,7 @@ def outcome(source: str, messages: Sequence[Message], processes: TemplateProcess
     """Render, check, and say in a word how it went.
 
     Raises:
-        AssertionError: A caller's letter is control text.
+        AssertionError: A caller's letter is control text, or the child wanted to open a file.
     """
     request = {
         "want": "render",
@@ -152,6 +152,7 @@ def outcome(source: str, messages: Sequence[Message], processes: TemplateProcess
         "turns": [(message.role, message.content) for message in messages],
     }
     answer = processes.submit(request, convert=dict).result()
+    assert "Errno" not in answer.get("words", ""), (answer, source, messages)
     if fault := answer.get("fault"):
         return str(fault)
     written = "".join(characters for origin, characters in answer["stretches"] if origin == TEMPLATE)

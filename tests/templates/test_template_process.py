@@ -98,6 +98,17 @@ def test_what_does_not_compile(name: str) -> None:
         rendered(NOT_COMPILED[name])
 
 
+def test_the_fault_of_a_template_is_told() -> None:
+    with pytest.raises(BadTemplateError, match=r"No filter named 'wordwrap'"):
+        rendered("{{ 'a' | wordwrap }}")
+    with pytest.raises(BadTemplateError, match=r"unexpected 'end of template'|Unexpected end of template"):
+        rendered("{% if x %}")
+    with pytest.raises(Problem, match=r"'str object' has no attribute 'x'"):
+        rendered("{{ messages[0].content.x.y }}")
+    with pytest.raises(Problem, match=r"'helper' is undefined"):
+        rendered("{{ helper(1) }}")
+
+
 def test_a_template_that_is_too_long_is_not_parsed() -> None:
     with pytest.raises(BadTemplateError, match=f"2000000 characters and {MAX_TEMPLATE_CHARACTERS} are allowed"):
         ChatTemplate("{{x}}" * 400_000, bos_text="", eos_text="")

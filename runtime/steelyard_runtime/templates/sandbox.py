@@ -207,7 +207,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 raise SecurityError(f"a chat template may not call {type(owner).__name__.lower()}.{name}")
             return __obj(*args, **{key: value for key, value in kwargs.items() if not key.startswith("_")})
         if not (
-            isinstance(__obj, Macro | BlockReference | LoopContext)
+            isinstance(__obj, Macro | BlockReference | LoopContext | Undefined)
             or isinstance(owner, LoopContext)
             or any(__obj is allowed for allowed in self.globals.values())
         ):

@@ -16,6 +16,7 @@ import sys
 from collections import OrderedDict
 from typing import Any, BinaryIO
 
+import jinja2.debug
 from jinja2 import TemplateError
 
 from steelyard_runtime.templates.limits import COMPILE_CPU_S, MAX_OUTPUT_CHARACTERS, MEMORY_MIB, RENDER_CPU_S
@@ -26,11 +27,12 @@ from steelyard_runtime.templates.traced_text import TEMPLATE, Text, text
 KEPT_TEMPLATES = 8
 MAX_WORDS = 500
 
-# What Python would load at the first literal of a template; once the limits hold, no file can be opened.
-LOADED_NOW = (encodings.unicode_escape,)
+# What Jinja would load at a template's first literal and its first fault; once the limits hold, no file can be opened.
+LOADED_NOW = (encodings.unicode_escape, jinja2.debug)
 
 # Stands in for a message of which nothing appeared, to see whether the template has a place for it at all.
 _STAND_IN = "stand-in"
+_LEAST_REDACTED = 4
 _ROLE, _CONTENT = text("role", TEMPLATE), text("content", TEMPLATE)
 
 
@@ -112,9 +114,9 @@ def _redacted(words: Text) -> str:
 
 
 def _words(fault: Exception, turns: list[tuple[str, str]]) -> str:
-    words = str(fault)
+    words = str(fault).replace(f"{Text.__module__}.Text object", "str object")
     for index, (_, content) in enumerate(turns):
-        if content.strip():
+        if len(content.strip()) >= _LEAST_REDACTED:
             words = words.replace(content, f"(text of message {index})").replace(
                 repr(content), f"(text of message {index})"
             )
