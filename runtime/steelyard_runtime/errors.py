@@ -27,6 +27,7 @@ class Kind(StrEnum):
     DEADLINE = "deadline"
     DRAINING = "draining"
     NOT_READY = "not_ready"
+    REQUEST_FAILED = "request_failed"
     ENGINE_FAILED = "engine_failed"
     INTERNAL = "internal"
 
@@ -61,6 +62,9 @@ TABLE: dict[Kind, Row] = {
     Kind.DEADLINE: Row(503, 503, 503, "overloaded_error", retryable=True),
     Kind.DRAINING: Row(503, 503, 503, "overloaded_error", retryable=True),
     Kind.NOT_READY: Row(503, 503, 503, "overloaded_error", retryable=True),
+    # A fault of ours; but the same request would meet it again, and might end the engine for everyone. SDKs repeat a
+    # request that got a 5xx by themselves, so this is the 4xx that says "understood, and cannot be processed".
+    Kind.REQUEST_FAILED: Row(422, 422, 422, "server_error"),
     Kind.ENGINE_FAILED: Row(503, 503, 503, "server_error", retryable=True),
     Kind.INTERNAL: Row(500, 500, 500, "server_error"),
 }

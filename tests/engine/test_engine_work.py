@@ -477,10 +477,10 @@ def test_who_leaves_with_a_question_prepared_does_not_take_the_others_along(
 
 
 @pytest.mark.parametrize("broken", ["prepare", "decode", "hand out"])
-def test_everyone_who_was_taken_is_failed_once_when_a_shared_decode_breaks(
+def test_a_fault_in_a_shared_decode_fails_those_alone_who_meet_it(
     together: tuple[LlamaEngine, Gate], monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    """Those in the batch, the one who did not fit into it, and those who still wait."""
+    """Those in the batch, the one who did not fit into it, and those who still wait: each for itself."""
     engine, gate = together
 
     def fail(*_: Any, **__: Any) -> Any:
@@ -500,13 +500,20 @@ def test_everyone_who_was_taken_is_failed_once_when_a_shared_decode_breaks(
         on_prepared(engine, monkeypatch, "bob", 1, lambda: monkeypatch.setattr(engine._scorer, "prepare", fail))
     engine._meter.rate = 0.0  # whatever fits into a decode may share one
     gate.open()
-    for future in futures:
-        with pytest.raises(Problem) as caught:
-            future.result(WAIT_S)
-        assert caught.value.kind is Kind.ENGINE_FAILED
-    engine._thread.join(WAIT_S)
-    assert running.done()
-    assert "-3" in engine.health().reason
+    ends = [future.exception(WAIT_S) for future in (running, *futures)]
+    if broken == "decode":  # of each alone there is no fault
+        assert ends == [None] * 5
+    else:
+        failed = [end for end in ends if end is not None]
+        assert len(failed) >= 3
+        assert all(isinstance(end, Problem) and end.kind is Kind.REQUEST_FAILED for end in failed)
+        assert engine.counters.faults == len(failed)
+    assert engine.health().ready
+    monkeypatch.undo()
+    assert len(engine.submit_score(job(engine, "afterwards")).result(WAIT_S)) == 1
+    engine.close(timeout_s=WAIT_S)
+    assert engine._admission.tokens == engine._admission.steps == 0
+    assert not engine._duplicates
 
 
 def test_what_does_not_fit_for_good_is_the_askers_problem(engine: LlamaEngine) -> None:
@@ -1089,7 +1096,7 @@ def test_a_decision_that_fails_in_the_middle_of_a_chat_fails_everyone_honestly(
     middle.open()
     with pytest.raises(Problem) as caught:
         decision.result(WAIT_S)
-    assert caught.value.kind is Kind.ENGINE_FAILED
+    assert caught.value.kind is Kind.REQUEST_FAILED
     assert chat.problem().kind is Kind.ENGINE_FAILED
     assert "-3" in engine.health().reason
 
@@ -1255,10 +1262,11 @@ def test_a_failing_decode_kills_the_engine_and_fails_everyone_honestly(
 
     patch_decodes(engine, monkeypatch, broken)
     gate.open()
-    for future in (running, waiting):
+    for future, kind in ((running, Kind.REQUEST_FAILED), (waiting, Kind.ENGINE_FAILED)):
         with pytest.raises(Problem) as caught:
             future.result(WAIT_S)
-        assert caught.value.kind is Kind.ENGINE_FAILED
+        assert caught.value.kind is kind
+        assert (caught.value.retry_after_ms is not None) == (kind is Kind.ENGINE_FAILED)
     assert chat.problem().kind is Kind.ENGINE_FAILED
     health = engine.health()
     assert health.dead

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from steelyard_runtime.engine.interface import Logits
 from steelyard_runtime.engine.json_output import JsonOutputError, problem_of
-from steelyard_runtime.engine.llama import Context, Run
+from steelyard_runtime.engine.llama import Context, LlamaError, Run
 from steelyard_runtime.engine.meter import Meter
 from steelyard_runtime.engine.places import UNNAMED, unnamed_part
 from steelyard_runtime.engine.prefixes import PrefixStore
 from steelyard_runtime.engine.segments import TILE
+from steelyard_runtime.engine.vitals import EngineBrokenError
 from steelyard_runtime.engine.work import Choice, Generation, Prefill
+from steelyard_runtime.legible import reason_of
 
 KEPT_TOKENS = 32
 """A shorter prompt is evaluated again faster than it is worth keeping."""
@@ -42,6 +45,8 @@ class ChatScheduler:
         reuse: Keep prompts and turns between requests, for the same caller.
         unnamed_share: Share of the sequences that callers without a name may hold together.
         settled: Told how many tokens of a caller's waiting work were done or given up.
+        failed: Told of a fault, and of the generations that it belongs to: one, or all that shared a decode. It has to
+            ``abandon`` them.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class ChatScheduler:
         reuse: bool,
         unnamed_share: float,
         settled: Callable[[int, str], None],
+        failed: Callable[[Sequence[Generation], Exception], None],
     ) -> None:
         self._context = context
         self._vocabulary = context.model.vocabulary
@@ -66,6 +72,9 @@ class ChatScheduler:
         self.sharing = False
         self._reuse = reuse
         self._settled = settled
+        self._failed = failed
+        self._decode_s = 0.0  # how long the last decode took
+        self._placed: list[Choice] = []  # every choice that has a sequence
         self._starting: deque[Generation] = deque()
         self._prefills: deque[Prefill] = deque()
         self._generating: list[Choice] = []
@@ -85,8 +94,12 @@ class ChatScheduler:
         """Whether a choice of ``caller`` may have a sequence: callers without a name leave some to the others."""
         if not self._free or caller != UNNAMED:
             return bool(self._free)
-        running = [*self._generating, *(prefill.choice for prefill in self._prefills)]
-        return sum(choice.generation.job.caller == UNNAMED for choice in running) < self._unnamed_places
+        return sum(choice.generation.job.caller == UNNAMED for choice in self._placed) < self._unnamed_places
+
+    @property
+    def free_sequence(self) -> int | None:
+        """A sequence that no choice has."""
+        return self._free[-1] if self._free else None
 
     @property
     def idle(self) -> bool:
@@ -119,16 +132,51 @@ class ChatScheduler:
         prefill = self._prefills[0] if self._prefills else None
         if prefill:
             runs.append(self._next_chunk(prefill))
-        with self._meter.decoding(sum(len(run.tokens) for run in runs), chat=True) as decode:
-            rows = self._context.decode(runs, between=between if prefill else None)
+        owners = [choice.generation for choice in (*choices, *([prefill.choice] if prefill else ()))]
+        rows = self._decode(runs, owners, between=between if prefill else None)
         for choice, row in zip(choices, rows, strict=False):
-            if not choice.generation.over:  # another choice of it may have ended it a moment ago
-                choice.advanced()
-                self._advance(choice, row)
-        if prefill:
-            prefill.chunks.took(len(runs[-1].tokens), decode.seconds)
-            if not prefill.generation.over:  # nor its prompt, then
-                self._chunk_done(prefill, runs[-1], rows)
+            if row is not None and not choice.generation.over:  # another choice of it may have ended it a moment ago
+                with self._alone(choice.generation):
+                    choice.advanced()
+                    self._advance(choice, row)
+        if prefill and rows:
+            with self._alone(prefill.generation):
+                prefill.chunks.took(len(runs[-1].tokens), self._decode_s)
+                if not prefill.generation.over:  # nor its prompt, then
+                    self._chunk_done(prefill, runs[-1], rows[-1])
+
+    @contextmanager
+    def _alone(self, generation: Generation) -> Iterator[None]:
+        """A part of the work that only one generation can be blamed for."""
+        try:
+            yield
+        except EngineBrokenError:
+            raise
+        except Exception as error:
+            self._failed([generation], error)
+
+    def _decode(
+        self, runs: Sequence[Run], owners: Sequence[Generation], *, between: Callable[[], None] | None
+    ) -> list[Logits | None]:
+        """One decode; a row for each run, None where no logits are wanted or its generation failed."""
+        tokens = sum(len(run.tokens) for run in runs)
+        try:
+            with self._meter.decoding(tokens, chat=True) as decode:
+                found = iter(self._context.decode(runs, between=between))
+            self._decode_s = decode.seconds
+            return [next(found) if run.output else None for run in runs]
+        except EngineBrokenError:
+            raise
+        except Exception as error:
+            blamed = list({id(owner): owner for owner in owners}.values())
+            if len(runs) == 1 or not (isinstance(error, LlamaError) and error.unchanged):
+                self._failed(blamed, error)
+                return []
+        # Refused whole, for the sake of one of them: each by itself shows which.
+        rows: list[Logits | None] = []
+        for run, owner in zip(runs, owners, strict=True):
+            rows += (self._decode([run], [owner], between=between) or [None]) if not owner.over else [None]
+        return rows
 
     def abandon(self, generation: Generation) -> None:
         """Free everything that a generation holds here."""
@@ -138,17 +186,16 @@ class ChatScheduler:
             self._starting.remove(generation)
         for prefill in [p for p in self._prefills if p.generation is generation]:
             self._prefills.remove(prefill)
-            self._release(prefill.choice)
-        for choice in [c for c in self._generating if c.generation is generation]:
-            self._generating.remove(choice)
+        for choice in [c for c in self._placed if c.generation is generation]:
             self._release(choice)
         generation.base = generation.first_logits = None
 
     def close(self) -> Iterable[Generation]:
         """Free the samplers at the end; returns what was still running."""
         left = self.generations()
-        for choice in [*self._generating, *(p.choice for p in self._prefills)]:
+        for choice in self._placed:
             choice.close()
+        self._placed.clear()
         self._starting.clear()
         self._prefills.clear()
         self._generating.clear()
@@ -174,12 +221,12 @@ class ChatScheduler:
         budget_s = CHUNK_IN_DECISIONS * meter.decision_s
         return beside + prefill.chunks.next(budget_s=budget_s, most=self._chunk)
 
-    def _chunk_done(self, prefill: Prefill, run: Run, rows: Sequence[Logits]) -> None:
+    def _chunk_done(self, prefill: Prefill, run: Run, logits: Logits | None) -> None:
         generation = prefill.generation
         prefill.position += len(run.tokens)
         generation.evaluated += len(run.tokens)
         self._settle(generation, len(run.tokens))
-        if not run.output:
+        if logits is None:
             return
         self._prefills.remove(prefill)
         self._meter.prefilled(prefill.chunks.tokens, prefill.chunks.seconds)
@@ -187,8 +234,8 @@ class ChatScheduler:
         self._keep(generation, generation.job.prompt, run.sequence)
         if generation.unstarted and self.sharing:
             generation.base = self._context.save(run.sequence)
-            generation.first_logits = rows[-1]
-        self._advance(prefill.choice, rows[-1])
+            generation.first_logits = logits
+        self._advance(prefill.choice, logits)
 
     def _settle(self, generation: Generation, tokens: int) -> None:
         settled = min(tokens, generation.pending)
@@ -199,12 +246,10 @@ class ChatScheduler:
         """Give free sequences to choices that wait: first come first served, among callers with a name and without."""
         for generation in list(self._starting):
             # It leaves when its last choice starts, or when it fails.
-            while (
-                generation in self._starting
-                and self._may_start(generation.job.caller)
-                and self._start_choice(generation)
-            ):
-                pass
+            started = True
+            while started and generation in self._starting and self._may_start(generation.job.caller):
+                with self._alone(generation):
+                    started = self._start_choice(generation)
 
     def _start_choice(self, generation: Generation) -> bool:
         """Start the next choice of ``generation``; False if it must wait until the first one has the prompt."""
@@ -212,7 +257,9 @@ class ChatScheduler:
         first = generation.unstarted == job.n
         if not first and self.sharing and generation.base is None:
             return False
-        choice = Choice(generation, job.n - generation.unstarted, self._free.pop(), self._vocabulary)
+        choice = Choice(generation, job.n - generation.unstarted, self._free[-1], self._vocabulary)
+        self._placed.append(choice)
+        self._free.pop()
         generation.unstarted -= 1
         if not generation.unstarted:
             self._starting.remove(generation)
@@ -257,8 +304,6 @@ class ChatScheduler:
         try:
             finished = choice.take(logits)
         except JsonOutputError as error:
-            if choice not in self._generating:
-                self._release(choice)
             generation.fail(problem_of(error))
             self.abandon(generation)
             return
@@ -267,8 +312,6 @@ class ChatScheduler:
             if choice not in self._generating:
                 self._generating.append(choice)
             return
-        if choice in self._generating:
-            self._generating.remove(choice)
         if generation.job.n == 1 and choice.evaluated:
             self._keep(generation, [*generation.job.prompt, *choice.evaluated], choice.sequence)
         self._release(choice)
@@ -277,6 +320,12 @@ class ChatScheduler:
             generation.done()
 
     def _release(self, choice: Choice) -> None:
+        self._placed.remove(choice)
+        if choice in self._generating:
+            self._generating.remove(choice)
         choice.close()
-        self._context.clear(choice.sequence)
+        try:
+            self._context.clear(choice.sequence)
+        except Exception as error:
+            raise EngineBrokenError(f"a chat's sequence cannot be emptied: {reason_of(error)}") from error
         self._free.append(choice.sequence)

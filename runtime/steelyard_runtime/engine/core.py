@@ -42,6 +42,7 @@ from steelyard_runtime.engine.prefixes import PrefixStore
 from steelyard_runtime.engine.probe import conclude, examine
 from steelyard_runtime.engine.scorer import Ready, Scorer, ScoreRun
 from steelyard_runtime.engine.turns import Turns
+from steelyard_runtime.engine.vitals import EngineBrokenError, Vitals
 from steelyard_runtime.engine.work import CallerLeftError, Generation, Ticket, Waiter
 from steelyard_runtime.errors import Kind, Problem, over_budget
 from steelyard_runtime.legible import reason_of
@@ -120,8 +121,13 @@ class LlamaEngine:
             reuse=reuse_prefixes and reuse_states,
             unnamed_share=unnamed_share,
             settled=self._settle,
+            failed=self._chats_failed,
         )
         self._embedder = embedder
+
+        self._vitals: list[Vitals] = []
+        self._chat_vitals: Vitals | None = None
+        self._inside_chats = False
 
         self._wake = threading.Condition()
         self._short: FairQueue[AnyTicket] = FairQueue()
@@ -321,7 +327,7 @@ class LlamaEngine:
         """Refuse what cannot be answered, or not in time. Called with the lock."""
         refusal = self._admission.refusal
         if self._death is not None:
-            raise refusal(Kind.ENGINE_FAILED, f"the engine has failed: {self._death}")
+            raise refusal(Kind.ENGINE_FAILED, f"the engine has failed: {self._death}", RESTART_MS)
         if self._draining:
             raise refusal(Kind.DRAINING, "the server is shutting down; send the request to another instance", 1000)
         if not self._ready:
@@ -353,7 +359,7 @@ class LlamaEngine:
             with self._wake:
                 self._death = f"{type(error).__name__}: {reason_of(error)}"
                 self._wake.notify_all()
-            self._fail_all(Problem(Kind.ENGINE_FAILED, "the engine failed while working on this request"))
+            self._fail_all(_engine_failed())
         finally:
             for context in (self._embedder, self._chat_context, self._context):
                 if context:
@@ -394,9 +400,13 @@ class LlamaEngine:
         if ending or not (self._short and self._turns.decisions_may):
             return
         self._meter.counters.interruptions += 1
-        with self._meter.interrupted():
-            while self._turns.decisions_may and (ticket := self._another()) is not None:
-                self._serve(ticket)
+        self._inside_chats = True
+        try:
+            with self._meter.interrupted():
+                while self._turns.decisions_may and (ticket := self._another()) is not None:
+                    self._serve(ticket)
+        finally:
+            self._inside_chats = False
         self._chats_since = time.monotonic()
 
     def _chatted(self) -> float:
@@ -437,10 +447,9 @@ class LlamaEngine:
             pass
         except Problem as problem:
             ticket.fail(problem)
-        except BaseException:
-            self._finish(ticket)  # first, so that nobody joins what has failed
-            ticket.fail(Problem(Kind.ENGINE_FAILED, "the engine failed while working on this request"))
-            raise
+        except Exception as error:
+            self._ticket_failed(ticket, error)
+            self._prove()
         finally:
             if over:
                 self._finish(ticket)
@@ -481,18 +490,84 @@ class LlamaEngine:
                 elif ready is None or run.prepared:
                     ticket = self._another()
                     taken += [ticket] if ticket else []
-            self._scorer.together([ready for _, ready in batch])
-            for each in {id(t): t for t, _ in batch}.values():
-                # Whoever waited for it may have left after a question of it was prepared: then it is finished.
-                if each.waiters and isinstance(each.job, ScoreRun) and self._scored(each, each.job):
-                    self._finish(each)
+            self._score_together(batch)
         except BaseException:
             for each in taken:
                 self._finish(each)
-                each.fail(Problem(Kind.ENGINE_FAILED, "the engine failed while working on this request"))
+                each.fail(_engine_failed())
             raise
         if ticket is not None and all(ticket is not each for each, _ in batch):
             self._work(ticket)
+
+    def _score_together(self, batch: Sequence[tuple[AnyTicket, Ready]]) -> None:
+        """One decode of questions that were prepared; each by itself where that fails, to see whose fault it is."""
+        tickets = list({id(ticket): ticket for ticket, _ in batch}.values())
+        try:
+            self._scorer.together([ready for _, ready in batch])
+        except Exception as error:
+            log.warning("a decode of %d decisions failed; each is scored alone", len(batch), exc_info=error)
+            try:
+                self._prove()
+            except EngineBrokenError:
+                for ticket in tickets:  # any of them may have done it
+                    self._ticket_failed(ticket, error)
+                raise
+            for ticket in tickets:
+                if ticket.waiters and isinstance(run := ticket.job, ScoreRun):
+                    run.begun = len(run.scores)
+                    self._work(ticket)
+            return
+        for ticket in tickets:
+            # Whoever waited for it may have left after a question of it was prepared: then it is finished.
+            if ticket.waiters and isinstance(run := ticket.job, ScoreRun):
+                try:
+                    over = self._scored(ticket, run)
+                except Exception as error:
+                    self._ticket_failed(ticket, error)
+                    self._prove()
+                    continue
+                if over:
+                    self._finish(ticket)
+
+    def _ticket_failed(self, ticket: AnyTicket, error: Exception) -> None:
+        """End the work that a fault belongs to."""
+        self._count_fault(error)
+        self._finish(ticket)  # first, so that nobody joins what has failed
+        ticket.fail(_request_failed(error))
+        ticket.waiters.clear()
+
+    def _chats_failed(self, generations: Sequence[Generation], error: Exception) -> None:
+        """End the chats that a fault belongs to: one, or all that shared a decode."""
+        self._count_fault(error)
+        try:
+            for generation in generations:
+                self._chats.abandon(generation)
+            self._prove()
+        except BaseException:
+            for generation in generations:  # any of them may have done it
+                generation.fail(_request_failed(error))
+            raise
+        for generation in generations:
+            generation.fail(_request_failed(error) if len(generations) == 1 else _shared_decode_failed())
+
+    def _count_fault(self, error: Exception) -> None:
+        self._meter.counters.faults += 1
+        log.error("a request failed in the engine and was given up", exc_info=error)
+
+    def _prove(self, *, sequence: int = 0) -> None:
+        """Show that every context still computes what it did at the start, after a fault. Else the engine ends.
+
+        Args:
+            sequence: One of the decisions' that nobody needs.
+
+        Raises:
+            EngineBrokenError: One does not.
+        """
+        for vitals in self._vitals:
+            vitals.prove(sequence, decoding=self._meter.decoding)
+        free = self._chats.free_sequence
+        if self._chat_vitals and free is not None and not self._inside_chats:
+            self._chat_vitals.prove(free, decoding=self._meter.decoding)
 
     def _tokens_until(self, deadline: float) -> int:
         """How many tokens may share a decode, by the measured rate, without making anyone late."""
@@ -516,6 +591,10 @@ class LlamaEngine:
         except CallerLeftError:
             self._scorer.give_up(at)
             self._finish(ticket)
+            return None
+        except Exception as error:
+            self._ticket_failed(ticket, error)
+            self._prove(sequence=at)
             return None
 
     def _resolve(self, ticket: Ticket[Any, Any], result: Any) -> None:
@@ -638,7 +717,10 @@ class LlamaEngine:
             )
             probe = conclude(finding, memory=probe.memory, note=probe.note)
         else:
-            examine(self._context, share=False, decoding=self._meter.decoding)
+            finding = examine(self._context, share=False, decoding=self._meter.decoding)
+        contexts = [self._context, *([self._embedder] if self._embedder else ())]
+        self._vitals = [Vitals.take(context, noise=finding.recomputed) for context in contexts]
+        self._chat_vitals = Vitals.take(self._chat_context, noise=finding.recomputed)
         self._identity = replace(self._identity, probe=probe)
         self._scorer.sharing = self._chats.sharing = probe.prefix_sharing
         self._meter.counters = Counters()
@@ -658,6 +740,36 @@ class LlamaEngine:
 
 
 _END = object()
+RESTART_MS = 5000
+"""When to try again after the engine ended: whoever started the process starts another."""
+
+
+def _request_failed(error: Exception) -> Problem:
+    """For whoever asked for what the engine failed on."""
+    why = reason_of(error) if isinstance(error, LlamaError) else type(error).__name__
+    return Problem(
+        Kind.REQUEST_FAILED,
+        f"the engine failed while it worked on this request ({why}) and gave it up; do not repeat it as it is: change "
+        "it, or report it, the server's log has the reason",
+    )
+
+
+def _shared_decode_failed() -> Problem:
+    """For those of whom only one can have been at fault, while the engine goes on."""
+    return Problem(
+        Kind.ENGINE_FAILED,
+        "a decode that this answer shared with others failed, and the engine goes on; try again",
+        retry_after_ms=1000,
+    )
+
+
+def _engine_failed() -> Problem:
+    """For those whom the end of the engine took along."""
+    return Problem(
+        Kind.ENGINE_FAILED,
+        "the engine ended while this request was in progress, for a reason that is not in it; try again",
+        retry_after_ms=RESTART_MS,
+    )
 
 
 def _queue_ms(ticket: Ticket[Any, Any]) -> float:

@@ -279,6 +279,7 @@ class Counters:
     rejected: int = 0
     cancelled: int = 0
     joined: int = 0
+    faults: int = 0
     prefix_hits: int = 0
     prefix_misses: int = 0
     prefix_evictions: int = 0

@@ -42,7 +42,15 @@ _BODY = (
     Kind.INVALID,
     Kind.UNSUPPORTED,
 )
-_ENGINE = (Kind.OVER_BUDGET, Kind.BUSY, Kind.DEADLINE, Kind.DRAINING, Kind.NOT_READY, Kind.ENGINE_FAILED)
+_ENGINE = (
+    Kind.OVER_BUDGET,
+    Kind.BUSY,
+    Kind.DEADLINE,
+    Kind.DRAINING,
+    Kind.NOT_READY,
+    Kind.REQUEST_FAILED,
+    Kind.ENGINE_FAILED,
+)
 
 _MEANING: dict[int, str] = {
     400: "The request is wrong, or asks for something that this server or model cannot do.",
@@ -50,7 +58,7 @@ _MEANING: dict[int, str] = {
     408: "The body took too long to arrive.",
     413: "The body is too large, or the prompt has more tokens than are allowed.",
     415: "The body is not uncompressed JSON in UTF-8.",
-    422: "The request is wrong; every fault is listed with its place.",
+    422: "The request is wrong, with every fault listed by its place; or the engine failed on this request alone.",
     500: "A fault of the server.",
     503: "Not now: loading, busy, stopping, or the time would not suffice. The body says when to try again.",
 }

@@ -133,7 +133,7 @@ class DecisionService:
         try:
             read = readout.read(score.logits, prepared.slots)
         except ValueError as error:
-            raise Problem(Kind.ENGINE_FAILED, f"{error}; the model file may be damaged") from error
+            raise Problem(Kind.REQUEST_FAILED, f"{error}; the model file may be damaged") from error
         return Answer(
             probabilities=read.probabilities,
             logits=read.logits,

@@ -37,6 +37,7 @@ _TOTALS = {
     "embeddings": "Texts embedded.",
     "rejected": "Requests refused at admission.",
     "cancelled": "Requests cancelled, because their clients left.",
+    "faults": "Requests that the engine failed on and gave up alone.",
     "joined": "Requests that shared the evaluation of an exact duplicate.",
     "interruptions": "Times that a chat's decode was stopped in the middle for what goes first.",
     "prefix_hits": "Prompts whose beginning was found among the kept prefixes.",
