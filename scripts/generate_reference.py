@@ -69,6 +69,7 @@ from steelyard.releases.manifest import (
 from steelyard.setting_flags import environment_name, flag_names, shown_default
 from steelyard_runtime.errors import TABLE
 from steelyard_runtime.http.openapi import document
+from steelyard_runtime.limits import LIMITS, NOTES
 from steelyard_runtime.settings import Settings, load_settings
 from steelyard_runtime.templates import limits
 
@@ -177,6 +178,23 @@ def errors_page() -> str:
     )
     heads = ["kind", "`/invocations`", "System One", "OpenAI", "can be repeated"]
     return _page("Errors", "runtime/steelyard_runtime/errors.py", intro, _table(heads, rows))
+
+
+def limits_page() -> str:
+    """The limits of one request."""
+    settings = load_settings()
+    rows = [
+        [
+            limit.name,
+            limit.counted,
+            limit.allowed(settings) or "of the model",
+            f"`{limit.setting}`" if limit.setting else "",
+            f"`{limit.error.value}`",
+        ]
+        for limit in LIMITS
+    ]
+    heads = ["limit", "counted", "allowed", "setting", "refused as"]
+    return _page("Limits", "runtime/steelyard_runtime/limits.py", NOTES, _table(heads, rows))
 
 
 def exit_codes_page() -> str:
@@ -351,6 +369,7 @@ PAGES = {
     "commands.md": commands_page,
     "routes.md": routes_page,
     "errors.md": errors_page,
+    "limits.md": limits_page,
     "exit-codes.md": exit_codes_page,
     "chat-templates.md": chat_templates_page,
     "models.md": models_page,

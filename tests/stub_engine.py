@@ -38,7 +38,9 @@ from steelyard_runtime.engine.interface import (
     Score,
     ScoreJob,
     Segment,
+    Tokenizing,
     TokenLogprob,
+    Tokens,
 )
 from steelyard_runtime.errors import Kind, Problem, over_budget
 from steelyard_runtime.settings import Settings
@@ -175,6 +177,14 @@ class StubEngine:
         if start and ids[1:2] == [BOS]:
             ids = ids[1:]
         return ids
+
+    @property
+    def max_text_bytes(self) -> int:
+        return self.vocabulary.longest * self._identity.model.context_tokens
+
+    def tokenize(self, pieces: Sequence[Piece], *, start: bool, work: Tokenizing) -> Tokens:
+        work.take(sum(len(piece.text.encode()) for piece in pieces))
+        return Tokens([tuple(self.encode(pieces, start=start))])
 
     def token_bytes(self, token_id: int) -> bytes:
         return self.vocabulary.bytes_of(token_id)

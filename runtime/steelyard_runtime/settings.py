@@ -209,6 +209,11 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = Field(
         4 << 20, description="Largest request body, in bytes."
     )
+    max_waiting_mib: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+        64,
+        description="Most memory for large bodies that wait to be read and tokenized, in MiB; one may be larger. Their "
+        "values and texts take a few times as much, one body at a time.",
+    )
     upload_timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(
         10.0, description="Longest a request body may take to arrive, in seconds."
     )
@@ -217,6 +222,11 @@ class Settings(BaseSettings):
         200_000,
         description="Most structural characters of a JSON body: [ ] { } : , outside of strings. They bound how long "
         "one request holds up all others.",
+    )
+    max_text_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = Field(
+        1 << 20,
+        description="Most bytes of text that are tokenized for one request, each text counted once. A MiB takes up to "
+        "a second and a half of CPU time.",
     )
     max_questions: Annotated[int, Field(ge=1, le=400)] = Field(
         64, description="Questions (or decisions) in one request."

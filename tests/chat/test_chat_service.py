@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from admitted import admitted
 from steelyard_runtime.chat_template import PLAIN_STOP_STRINGS, ChatTemplate
 from steelyard_runtime.contracts import chat
 from steelyard_runtime.decision import TokenCounts
@@ -76,7 +77,7 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 async def with_job(
     engine: ScriptedEngine, request: GenerationRequest | None = None, settings: Settings | None = None
 ) -> Generation:
-    return await services(engine, settings).start(request or GenerationRequest(prompt=HI))
+    return await services(engine, settings).start(request or GenerationRequest(prompt=HI), preparing=admitted())
 
 
 def test_the_job_is_what_was_asked_for() -> None:
@@ -296,7 +297,7 @@ def test_a_fault_of_the_engine_is_a_problem() -> None:
 def test_a_cancelled_task_cancels_the_job() -> None:
     async def scenario() -> None:
         engine = ScriptedEngine()
-        task = asyncio.create_task(services(engine).answer(GenerationRequest(prompt=HI)))
+        task = asyncio.create_task(services(engine).answer(GenerationRequest(prompt=HI), preparing=admitted()))
         while not engine.jobs:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0)
@@ -374,8 +375,8 @@ def test_many_streams_at_once_stay_apart() -> None:
             GenerationRequest(prompt=(Message("user", f"question {index}"),), max_tokens=20, temperature=0)
             for index in range(16)
         ]
-        alone = [(await service.answer(request))[0].choices for request in requests]
-        together = await asyncio.gather(*(service.answer(request) for request in requests))
+        alone = [(await service.answer(request, preparing=admitted()))[0].choices for request in requests]
+        together = await asyncio.gather(*(service.answer(request, preparing=admitted()) for request in requests))
         assert [reply.choices for reply, _ in together] == alone
         assert len({choices[0].text for choices in alone}) == 16
         engine.close(timeout_s=0)
@@ -386,7 +387,7 @@ def test_many_streams_at_once_stay_apart() -> None:
 def test_embeddings() -> None:
     engine = StubEngine()
     service = EmbeddingService(engine, Settings(), identity(engine))
-    result = run(service.embed(EmbeddingRequest(inputs=("a", "bc"), dimensions=16, base64=False)))
+    result = run(service.embed(EmbeddingRequest(inputs=("a", "bc"), dimensions=16, base64=False), preparing=admitted()))
     assert [len(vector) for vector in result.vectors] == [16, 16]
     assert result.vectors[0] != result.vectors[1]
     assert result.prompt_sha256[0] == prompt_sha256(engine.encode([chat_service.Piece("a")], start=True))
@@ -409,5 +410,9 @@ def test_embeddings_that_cannot_be(pooling: Any, dimensions: int | None, text: s
     engine = StubEngine(pooling=pooling, context_tokens=20)
     service = EmbeddingService(engine, Settings(), identity(engine))
     with pytest.raises(Problem, match=message) as caught:
-        run(service.embed(EmbeddingRequest(inputs=("x", text), dimensions=dimensions, base64=False)))
+        run(
+            service.embed(
+                EmbeddingRequest(inputs=("x", text), dimensions=dimensions, base64=False), preparing=admitted()
+            )
+        )
     assert caught.value.kind is kind

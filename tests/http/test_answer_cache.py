@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from admitted import admitted
 from steelyard_runtime.chat_template import ChatTemplate
 from steelyard_runtime.decision import Answer, DecisionRequest, Option, Question
 from steelyard_runtime.services.answer_cache import AnswerCache
@@ -26,7 +27,7 @@ def service(**settings: Any) -> tuple[DecisionService, StubEngine]:
 
 def ask(service: DecisionService, *, state: str = "a bowl", questions: int = 1, caller: str = "") -> list[Answer]:
     asked = tuple(Question(instructions=f"What is it? ({n})", options=OPTIONS) for n in range(questions))
-    return asyncio.run(service.decide(DecisionRequest(state=state, questions=asked), caller=caller))
+    return asyncio.run(service.decide(DecisionRequest(state=state, questions=asked), preparing=admitted(caller)))
 
 
 def test_nothing_is_kept_unless_it_is_asked_for() -> None:

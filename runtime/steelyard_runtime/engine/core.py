@@ -32,6 +32,8 @@ from steelyard_runtime.engine.interface import (
     ScoreJob,
     ScorePrompt,
     Segment,
+    Tokenizing,
+    Tokens,
 )
 from steelyard_runtime.engine.json_output import JsonOutput, JsonOutputError, problem_of
 from steelyard_runtime.engine.llama import Context, LlamaError
@@ -41,6 +43,7 @@ from steelyard_runtime.engine.plain_text import UnwritableTextError
 from steelyard_runtime.engine.prefixes import PrefixStore
 from steelyard_runtime.engine.probe import conclude, examine
 from steelyard_runtime.engine.scorer import Ready, Scorer, ScoreRun
+from steelyard_runtime.engine.tokenizer import Tokenizer
 from steelyard_runtime.engine.turns import Turns
 from steelyard_runtime.engine.vitals import EngineBrokenError, Vitals
 from steelyard_runtime.engine.work import CallerLeftError, Generation, Ticket, Waiter
@@ -96,6 +99,7 @@ class LlamaEngine:
         self._context = context
         self._chat_context = chat_context
         self._vocabulary = context.model.vocabulary
+        self._tokenizer = Tokenizer(self._vocabulary, context_tokens=identity.model.context_tokens)
         self._identity = identity
         self._probing = probing
         self._together = context.shape.sequences
@@ -204,6 +208,18 @@ class LlamaEngine:
         """See ``interface.Engine.encode``."""
         try:
             return self._vocabulary.encode(pieces, start=start)
+        except UnwritableTextError as error:
+            raise Problem(Kind.INVALID, f"{error}; leave it out") from error
+
+    @property
+    def max_text_bytes(self) -> int:
+        """See ``interface.Engine.max_text_bytes``."""
+        return self._tokenizer.max_text_bytes
+
+    def tokenize(self, pieces: Sequence[Piece], *, start: bool, work: Tokenizing) -> Tokens:
+        """See ``interface.Engine.tokenize``."""
+        try:
+            return self._tokenizer.encode(pieces, start=start, work=work)
         except UnwritableTextError as error:
             raise Problem(Kind.INVALID, f"{error}; leave it out") from error
 

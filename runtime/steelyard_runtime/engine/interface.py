@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from steelyard_runtime.decision import TokenCounts
+from steelyard_runtime.errors import Kind, Problem
 
 Logits = npt.NDArray[np.float32]
 Memory = Literal["dense", "swa", "hybrid", "recurrent"]
@@ -23,6 +24,92 @@ class Piece:
 
     text: str
     control: bool = False
+
+
+class Tokens(Sequence[int]):
+    """Token ids in parts, which other prompts may share: joining them copies nothing.
+
+    Args:
+        parts: The ids, in order.
+        count: How many there are, where parts that no prompt can take were left out.
+    """
+
+    __slots__ = ("_count", "_hash", "parts")
+
+    def __init__(self, parts: Iterable[tuple[int, ...]], *, count: int | None = None) -> None:
+        self.parts = tuple(parts)
+        self._count = sum(map(len, self.parts)) if count is None else count
+        self._hash: int | None = None
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        """Return one id, or a copy of some."""
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._count)
+            if step == 1:
+                return tuple(self._between(start, stop))
+        return tuple(self)[index]
+
+    def _between(self, start: int, stop: int) -> Iterator[int]:
+        at = 0
+        for part in self.parts:
+            if at < stop and start < at + len(part):
+                yield from part[max(0, start - at) : stop - at]
+            at += len(part)
+
+    def __iter__(self) -> Iterator[int]:
+        for part in self.parts:
+            yield from part
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokens) and self.parts == other.parts
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(self.parts)
+        return self._hash
+
+
+@dataclass(slots=True, kw_only=True)
+class Tokenizing:
+    """The tokenizing of one request.
+
+    Attributes:
+        allowed_bytes: Most bytes of text that may be tokenized for it.
+        wanted: Called again and again; raises when the request is over.
+        taken_bytes: Bytes that were tokenized so far.
+        known: What was tokenized, so that nothing is tokenized twice.
+    """
+
+    allowed_bytes: int
+    wanted: Callable[[], None] = lambda: None
+    taken_bytes: int = 0
+    known: dict[tuple[Piece, bool], tuple[int, ...]] = field(default_factory=dict)
+
+    def take(self, size: int) -> None:
+        """Account for ``size`` bytes that are about to be tokenized.
+
+        Raises:
+            Problem: OVER_BUDGET.
+        """
+        self.wanted()
+        self.taken_bytes += size
+        if self.taken_bytes > self.allowed_bytes:
+            raise Problem(
+                Kind.OVER_BUDGET,
+                f"The texts of this request have more than {self.allowed_bytes} bytes to tokenize, and "
+                f"{self.allowed_bytes} are allowed; shorten them, send fewer questions or inputs in one request, or "
+                "raise max_text_bytes on the server.",
+                counts={"allowed_bytes": self.allowed_bytes},
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +191,11 @@ class ScorePrompt:
 
     Attributes:
         shared: Segments that other prompts may begin with too, evaluated in this order.
-        tail: Token ids; the logits after the last one are the result.
+        tail: Token ids, hashable; the logits after the last one are the result.
     """
 
     shared: tuple[Segment, ...]
-    tail: tuple[int, ...]
+    tail: tuple[int, ...] | Tokens
 
     def __len__(self) -> int:
         """Tokens."""
@@ -327,6 +414,21 @@ class Engine(Protocol):
 
     def encode(self, pieces: Sequence[Piece], *, start: bool) -> list[int]:
         """Token ids of ``pieces``; with ``start`` the first token is BOS exactly once, if the model wants one."""
+        ...
+
+    @property
+    def max_text_bytes(self) -> int:
+        """A prompt of more bytes of text has more tokens than the context, or is too long to be tokenized at once."""
+        ...
+
+    def tokenize(self, pieces: Sequence[Piece], *, start: bool, work: Tokenizing) -> Tokens:
+        """As ``encode``, for one request of callers: in chunks, each of them once, and within bounds.
+
+        The result is not whole when it has more tokens than the context; its length is right.
+
+        Raises:
+            Problem: OVER_BUDGET, or whatever ``work.wanted`` raises.
+        """
         ...
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -47,6 +47,7 @@ from steelyard_runtime.engine.plain_text import (
     spellings,
     words,
 )
+from steelyard_runtime.engine.tokenizer import TokenizerKind, VocabularyFacts, facts_of
 from steelyard_runtime.legible import legible, reason_of
 
 BINDING_VERSION = str(L.__version__)
@@ -62,6 +63,7 @@ TokenIds = npt.NDArray[np.int32]
 CACHE_TYPES: dict[CacheType, int] = {"f16": 1, "q8_0": 8}  # ggml_type
 RARE = "\U0001e2c0"
 """A letter of the Wancho script, which no vocabulary has as a token."""
+TOKENIZERS: dict[int, TokenizerKind] = {1: "spm", 2: "bpe", 3: "wpm", 4: "ugm", 5: "rwkv"}  # llama_vocab_type
 GGML_LOG_ERROR = 4
 GGML_LOG_CONTINUE = 5
 OWN_PAGES_FROM = 1 << 20
@@ -349,6 +351,17 @@ class Vocabulary:
                 if token in self._continued(spelling):
                     found.append(spelling)
         return spellings(found)
+
+    @cached_property
+    def facts(self) -> VocabularyFacts:
+        """What bounds and cuts texts."""
+        buffer = ctypes.create_string_buffer(4096)
+        pieces = []
+        for token in range(self.size):
+            size = int(L.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True))
+            pieces.append(buffer.raw[:size] if size >= 0 else self.token_bytes(token, special=True))
+        kind = TOKENIZERS.get(int(L.llama_vocab_type(self._vocab)), "other")
+        return facts_of(kind, pieces, adds_space=self._adds_space)
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
         """The bytes of one token; control tokens give none unless ``special``."""

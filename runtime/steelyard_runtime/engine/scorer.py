@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from steelyard_runtime.decision import TokenCounts
-from steelyard_runtime.engine.interface import Logits, Score, ScoreJob, ScorePrompt
+from steelyard_runtime.engine.interface import Logits, Score, ScoreJob, ScorePrompt, Tokens
 from steelyard_runtime.engine.llama import Context, LlamaError, Run, Snapshot
 from steelyard_runtime.engine.meter import Meter
 from steelyard_runtime.engine.prefixes import Chain, Key, PrefixStore, key_of, length
@@ -124,7 +124,7 @@ class Ready:
     """
 
     run: ScoreRun
-    tail: tuple[int, ...]
+    tail: tuple[int, ...] | Tokens
     sequence: int
     start: int
     position: int

@@ -1,53 +1,31 @@
-"""Reading a request's body: the right type, not too large, not too slow, strict JSON."""
+"""Reading a request's body: the right type, not too large, not too slow."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from steelyard_runtime import strict_json
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.headers import elements, only
 from steelyard_runtime.http.record import record_of
 from steelyard_runtime.settings import Settings
 
-# Parsing and checking a larger body would hold up the event loop, and with it /ping.
-LARGE_BYTES = 64 << 10
 _SHOWN = 100
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
-
-async def read_json(request: Request, settings: Settings) -> Any:
-    """The body of ``request`` as a JSON value. No engine slot is held meanwhile.
+async def read_body(request: Request, settings: Settings) -> bytes:
+    """Return the body of ``request``. No place of anything is held meanwhile.
 
     Raises:
-        Problem: ``media_type``, ``repeated_header``, ``body_too_large``, ``upload_timeout``, ``malformed_json``.
+        Problem: ``media_type``, ``repeated_header``, ``body_too_large``, ``upload_timeout``.
         ClientDisconnect: The client left during the upload.
     """
     _check_headers(request, settings)
     body = await _read(request, settings)
     if settings.log_raw_text:
         record_of(request).raw_body = body.decode("utf-8", errors="replace")
-    record_of(request).body_bytes = len(body)
-    return await beside_the_loop(
-        request,
-        strict_json.parse,
-        body,
-        max_depth=settings.max_json_depth,
-        max_structure=settings.max_json_structure,
-    )
-
-
-async def beside_the_loop(request: Request, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of ``work``, whose time grows with the request's body: on a thread when the body is large."""
-    if record_of(request).body_bytes > LARGE_BYTES:
-        return await asyncio.to_thread(work, *args, **kwargs)
-    return work(*args, **kwargs)
+    return body
 
 
 def _check_headers(request: Request, settings: Settings) -> None:

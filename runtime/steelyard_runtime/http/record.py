@@ -38,7 +38,6 @@ class RequestRecord:
     started: float = field(default_factory=time.perf_counter)
     contract: str = "none"
     outcome: str = OK
-    body_bytes: int = 0
     prompt_sha256: list[str] = field(default_factory=list)
     tokens_prompt: int = 0
     tokens_evaluated: int = 0

@@ -15,6 +15,7 @@ from steelyard_runtime.identity import Identity, identify
 from steelyard_runtime.services.chat import ChatService
 from steelyard_runtime.services.decisions import DecisionService
 from steelyard_runtime.services.embeddings import EmbeddingService
+from steelyard_runtime.services.preparation import Preparation
 from steelyard_runtime.settings import Settings
 
 LOADING_RETRY_MS = 2000
@@ -44,6 +45,7 @@ class Runtime:
         reason: Why there are no services yet, for ``/ping`` and for refusals.
         dropped_lines: How many log lines could not be written.
         connections: The open connections; none are counted where the application is called without a socket.
+        preparation: Admits requests whose bodies have arrived.
     """
 
     settings: Settings
@@ -51,6 +53,14 @@ class Runtime:
     reason: str = "the model is loading"
     connections: Connections = field(default_factory=Connections)
     dropped_lines: Callable[[], int] = lambda: 0
+    preparation: Preparation = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.preparation = Preparation(
+            places=self.settings.queue_limit,
+            large_bytes=self.settings.max_waiting_mib << 20,
+            unnamed_share=self.settings.unnamed_share,
+        )
 
     def require(self) -> Services:
         """The services.

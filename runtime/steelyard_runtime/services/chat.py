@@ -24,11 +24,13 @@ from steelyard_runtime.engine.interface import (
     Grammar,
     Piece,
     Sampling,
+    Tokenizing,
 )
 from steelyard_runtime.errors import Kind, Problem, over_budget
 from steelyard_runtime.generation import Choice, GenerationRequest, Head, Reply, TextPrompts, TokenLogprobs
 from steelyard_runtime.identity import Identity
-from steelyard_runtime.services.prompts import prompt_sha256, tokens_to_generate
+from steelyard_runtime.services.preparation import Preparing
+from steelyard_runtime.services.prompts import check_length, longest_text, prompt_sha256, tokens_to_generate
 from steelyard_runtime.services.waiting import patience_s, too_late
 from steelyard_runtime.settings import Settings
 
@@ -212,8 +214,8 @@ class ChatService:
         self._identity = identity
         self._template = template
 
-    async def start(self, request: GenerationRequest, *, caller: str = "") -> Generation:
-        """Begin to answer.
+    async def start(self, request: GenerationRequest, *, preparing: Preparing) -> Generation:
+        """Begin to answer a request that was admitted.
 
         Returns:
             The running job, to be iterated, collected or cancelled.
@@ -222,12 +224,12 @@ class ChatService:
             Problem: The request cannot be answered: over budget, refused by the template or by the engine.
         """
         limit = self._settings.stream_deadline_s if request.stream else self._settings.deadline_s
-        deadline = time.monotonic() + limit
+        self._check_length(request)
         pieces: list[Piece] = []
         if not isinstance(request.prompt, TextPrompts):
-            pieces = await asyncio.wrap_future(self._template.submit(request.prompt, caller=caller))
-        # Tokenizing and grammars take time in proportion to the request; the event loop stays free.
-        jobs, echoes = await asyncio.to_thread(self._jobs, request, pieces, deadline, caller)
+            pieces = await asyncio.wrap_future(self._template.submit(request.prompt, caller=preparing.caller))
+        jobs, echoes = await preparing.render(self._jobs, request, pieces, preparing.arrived + limit, preparing)
+        preparing.done()
         head = Head(
             id=uuid.uuid4().hex,
             created=int(time.time()),
@@ -238,17 +240,28 @@ class ChatService:
         )
         return Generation(self._engine, jobs, head=head, echoes=echoes)
 
-    async def answer(self, request: GenerationRequest, *, caller: str = "") -> tuple[Reply, Head]:
+    async def answer(self, request: GenerationRequest, *, preparing: Preparing) -> tuple[Reply, Head]:
         """The whole reply and its head. Cancelling this cancels the job.
 
         Raises:
             Problem: As ``start``, or the job failed.
         """
-        generation = await self.start(request, caller=caller)
+        generation = await self.start(request, preparing=preparing)
         return await generation.collect(), generation.head
 
+    def _check_length(self, request: GenerationRequest) -> None:
+        """Refuse what cannot fit, before it is rendered and tokenized."""
+        longest = longest_text(self._engine.max_text_bytes, self._settings)
+        if not isinstance(request.prompt, TextPrompts):
+            check_length([turn.content for turn in request.prompt], allowed_bytes=longest, param="messages")
+            return
+        several = len(request.prompt.prompts) > 1
+        for index, given in enumerate(request.prompt.prompts):
+            if isinstance(given, str):
+                check_length([given], allowed_bytes=longest, param=f"prompt.{index}" if several else "prompt")
+
     def _jobs(
-        self, request: GenerationRequest, pieces: list[Piece], deadline: float, caller: str
+        self, request: GenerationRequest, pieces: list[Piece], deadline: float, preparing: Preparing
     ) -> tuple[list[GenerationJob], list[str]]:
         """One job for each prompt, and the texts that their answers begin with; ``pieces`` are a chat's prompt."""
         model = self._engine.identity.model
@@ -260,16 +273,21 @@ class ChatService:
                     param="logit_bias",
                 )
         grammar = None if request.json_output is None else self._engine.grammar(request.json_output.schema)
+        work = Tokenizing(allowed_bytes=self._settings.max_text_bytes, wanted=preparing.check)
+        caller = preparing.caller
+        prompt: Sequence[int]
         if not isinstance(request.prompt, TextPrompts):
-            prompt = self._engine.encode(pieces, start=True)
+            prompt = self._engine.tokenize(pieces, start=True, work=work)
             stops = self._template.stop_strings
-            return [self._job(request, prompt, deadline, caller, param="messages", grammar=grammar, stops=stops)], []
+            return [
+                self._job(request, prompt, deadline, preparing.caller, param="messages", grammar=grammar, stops=stops)
+            ], []
         several = len(request.prompt.prompts) > 1
         jobs, echoes = [], []
         for index, given in enumerate(request.prompt.prompts):
             param = f"prompt.{index}" if several else "prompt"
             if isinstance(given, str):
-                prompt = self._engine.encode([Piece(given)], start=True)
+                prompt = self._engine.tokenize([Piece(given)], start=True, work=work)
             else:
                 prompt = self._checked_ids(given, param=param)
             jobs.append(self._job(request, prompt, deadline, caller, param=param, grammar=grammar))

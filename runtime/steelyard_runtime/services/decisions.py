@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass, replace
 
 from steelyard_runtime.chat_template import ChatTemplate
 from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Question, Timing, TokenCounts
-from steelyard_runtime.engine.interface import Engine, Score, ScoreJob, ScorePrompt, Segment
+from steelyard_runtime.engine.interface import Engine, Score, ScoreJob, ScorePrompt, Segment, Tokenizing
 from steelyard_runtime.errors import Kind, Problem, over_budget
 from steelyard_runtime.scoring import prompt, readout
 from steelyard_runtime.scoring.slots import Slots, derive
 from steelyard_runtime.services.answer_cache import AnswerCache
-from steelyard_runtime.services.prompts import prompt_sha256
+from steelyard_runtime.services.preparation import Preparing
+from steelyard_runtime.services.prompts import check_length, longest_text, prompt_sha256
 from steelyard_runtime.services.waiting import answered
 from steelyard_runtime.settings import Settings
 
@@ -48,6 +48,7 @@ class DecisionService:
         self._engine = engine
         self._settings = settings
         self._version = template.answer_position.version
+        self._allowed = engine.identity.model.context_tokens
         self._cache = AnswerCache(settings.answer_cache_entries)
         self.slots = Slots((), ())
         self.refusal = ""
@@ -67,12 +68,12 @@ class DecisionService:
             wanted=settings.max_options,
         )
 
-    async def decide(self, request: DecisionRequest, *, caller: str = "") -> list[Answer]:
+    async def decide(self, request: DecisionRequest, *, preparing: Preparing) -> list[Answer]:
         """One answer per question, in order.
 
         Args:
             request: The questions.
-            caller: Who asks; see ``ScoreJob``.
+            preparing: Its admission; says who asks and until when.
 
         Raises:
             Problem: Over budget, more options than the model has slots, busy, too late, the engine failed, or the model
@@ -81,12 +82,14 @@ class DecisionService:
         if self.refusal:
             raise Problem(Kind.UNSUPPORTED, self.refusal)
         began = time.monotonic()
-        prepared = await asyncio.to_thread(self._prepare, request)
+        caller = preparing.caller
+        prepared = await preparing.tokenize(self._prepare, request, preparing)
+        preparing.done()
         kept = [self._cache.get(each.sha256, options=len(each.slots), caller=caller) for each in prepared]
         missing = tuple(each.prompt for each, answer in zip(prepared, kept, strict=True) if answer is None)
         scores: list[Score] = []
         if missing:
-            job = ScoreJob(prompts=missing, deadline=began + self._settings.deadline_s, caller=caller)
+            job = ScoreJob(prompts=missing, deadline=preparing.deadline, caller=caller)
             scores = await answered(self._engine.submit_score(job), deadline=job.deadline)
         elapsed_ms = (time.monotonic() - began) * 1000
         coming = iter(scores)
@@ -100,7 +103,7 @@ class DecisionService:
             answers.append(answer)
         return answers
 
-    def _prepare(self, request: DecisionRequest) -> list[_Prepared]:
+    def _prepare(self, request: DecisionRequest, preparing: Preparing) -> list[_Prepared]:
         for index, question in enumerate(request.questions):
             if len(question.options) > len(self.slots):
                 raise Problem(
@@ -108,25 +111,35 @@ class DecisionService:
                     f"question {index} has {len(question.options)} options; "
                     f"this model's vocabulary has slots for {len(self.slots)}",
                 )
+        self._check_lengths(request)
         layout = request.layout or self._settings.layout
-        prepared = [self._prompt(request.state, question, layout) for question in request.questions]
-        allowed = self._engine.identity.model.context_tokens
-        if (longest := max(len(each.prompt) for each in prepared)) > allowed:
-            raise over_budget(counted=longest, allowed=allowed)
-        return prepared
+        work = Tokenizing(allowed_bytes=self._settings.max_text_bytes, wanted=preparing.check)
+        return [self._prompt(request.state, question, layout, work) for question in request.questions]
 
-    def _prompt(self, state: str, question: Question, layout: Layout) -> _Prepared:
+    def _check_lengths(self, request: DecisionRequest) -> None:
+        """Refuse prompts that cannot fit, before they are written and tokenized."""
+        allowed = longest_text(self._engine.max_text_bytes, self._settings)
+        check_length([request.state], allowed_bytes=allowed, what="The state")
+        for index, question in enumerate(request.questions):
+            texts = [question.instructions, *(option.text for option in question.options)]
+            check_length(texts, allowed_bytes=allowed, what=f"Question {index}")
+
+    def _prompt(self, state: str, question: Question, layout: Layout, work: Tokenizing) -> _Prepared:
         count = len(question.options)
         parts = prompt.parts(
             layout, state=state, question=question, labels=self.slots.labels[:count], prompt_frame=self._frame
         )
-        first = Segment(tuple(self._engine.encode(parts.shared, start=False)), private=layout == "state-first")
-        rest = tuple(self._engine.encode(parts.rest, start=False))
+        shared = self._engine.tokenize(parts.shared, start=False, work=work)
+        rest = self._engine.tokenize(parts.rest, start=False, work=work)
+        counted, allowed = len(self._instructions.tokens) + len(shared) + len(rest), self._allowed
+        if counted > allowed:
+            raise over_budget(counted=counted, allowed=allowed)
+        first = Segment(tuple(shared), private=layout == "state-first")
         return _Prepared(
             ScorePrompt(shared=(self._instructions, first), tail=rest),
             layout,
             self.slots.token_ids[:count],
-            prompt_sha256([*self._instructions.tokens, *first.tokens, *rest]),
+            prompt_sha256(self._instructions.tokens, first.tokens, rest),
         )
 
     def _answer(self, score: Score, prepared: _Prepared, *, total_ms: float) -> Answer:

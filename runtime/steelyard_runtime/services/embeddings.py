@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-
-from steelyard_runtime.engine.interface import EmbeddingJob, Engine, Piece
+from steelyard_runtime.engine.interface import EmbeddingJob, Engine, Piece, Tokenizing
 from steelyard_runtime.errors import Kind, Problem, over_budget
 from steelyard_runtime.generation import EmbeddingRequest, Embeddings
 from steelyard_runtime.identity import Identity
-from steelyard_runtime.services.prompts import prompt_sha256
+from steelyard_runtime.services.preparation import Preparing
+from steelyard_runtime.services.prompts import check_length, longest_text, prompt_sha256
 from steelyard_runtime.services.waiting import answered
 from steelyard_runtime.settings import Settings
 
@@ -28,18 +26,18 @@ class EmbeddingService:
         self._settings = settings
         self._identity = identity
 
-    async def embed(self, request: EmbeddingRequest, *, caller: str = "") -> Embeddings:
+    async def embed(self, request: EmbeddingRequest, *, preparing: Preparing) -> Embeddings:
         """One vector per input, in order. Cancelling this cancels the job.
 
         Raises:
             Problem: UNSUPPORTED, when the model gives no embeddings or other dimensions than asked for; OVER_BUDGET;
                 whatever the engine refuses with.
         """
-        deadline = time.monotonic() + self._settings.deadline_s
         self._check_model(request)
-        inputs = await asyncio.to_thread(self._encode, request.inputs)
-        job = EmbeddingJob(inputs=inputs, deadline=deadline, caller=caller)
-        vectors = await answered(self._engine.submit_embedding(job), deadline=deadline)
+        inputs = await preparing.tokenize(self._encode, request.inputs, preparing)
+        preparing.done()
+        job = EmbeddingJob(inputs=inputs, deadline=preparing.deadline, caller=preparing.caller)
+        vectors = await answered(self._engine.submit_embedding(job), deadline=preparing.deadline)
         return Embeddings(
             vectors=tuple(tuple(map(float, vector)) for vector in vectors),
             prompt_sha256=tuple(map(prompt_sha256, inputs)),
@@ -65,14 +63,18 @@ class EmbeddingService:
                 param="dimensions",
             )
 
-    def _encode(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    def _encode(self, texts: tuple[str, ...], preparing: Preparing) -> tuple[tuple[int, ...], ...]:
         allowed = self._engine.identity.model.context_tokens
+        longest = longest_text(self._engine.max_text_bytes, self._settings)
+        for index, text in enumerate(texts):
+            check_length([text], allowed_bytes=longest, what="The text", param=f"input.{index}")
+        work = Tokenizing(allowed_bytes=self._settings.max_text_bytes, wanted=preparing.check)
         inputs = []
         for index, text in enumerate(texts):
-            tokens = tuple(self._engine.encode([Piece(text)], start=True))
+            tokens = self._engine.tokenize([Piece(text)], start=True, work=work)
             if len(tokens) > allowed:
                 raise over_budget(counted=len(tokens), allowed=allowed, what="The text", param=f"input.{index}")
             if not tokens:
                 raise Problem(Kind.INVALID, f"input {index} has no tokens.", param=f"input.{index}")
-            inputs.append(tokens)
+            inputs.append(tuple(tokens))
         return tuple(inputs)

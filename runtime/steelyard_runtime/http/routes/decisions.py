@@ -11,12 +11,9 @@ from starlette.responses import Response
 
 from steelyard_runtime.contracts import openai_decisions, semif, systemone
 from steelyard_runtime.contracts.limits import Limits
-from steelyard_runtime.http.body import beside_the_loop
-from steelyard_runtime.http.caller import caller_of
-from steelyard_runtime.http.disconnect import while_connected
 from steelyard_runtime.http.record import record_of
 from steelyard_runtime.http.responses import Json
-from steelyard_runtime.http.routes.common import Handler, runtime_of
+from steelyard_runtime.http.routes.common import Handler, preparing_of, runtime_of
 
 
 def deciding(codec: ModuleType) -> Handler:
@@ -27,12 +24,12 @@ def deciding(codec: ModuleType) -> Handler:
         record = record_of(request)
         record.contract, record.shape = codec.NAME, codec.error
         runtime = runtime_of(request)
-        caller = caller_of(request.headers)
+        preparing = preparing_of(request)
         limits = Limits(max_questions=runtime.settings.max_questions, max_options=runtime.settings.max_options)
-        decoded = await beside_the_loop(request, codec.decode, body, limits=limits)
+        decoded = await preparing.parse(codec.decode, body, limits=limits)
         services = runtime.require()
         services.names.check(decoded.model, generic=codec.GENERIC_NAMES)
-        answers = await while_connected(request, services.decisions.decide(decoded.request, caller=caller))
+        answers = await services.decisions.decide(decoded.request, preparing=preparing)
         record.add_answers(answers)
         elapsed_ms = (time.perf_counter() - started) * 1000
         return Json(codec.encode(decoded, answers, identity=services.identity, timing_ms=elapsed_ms))

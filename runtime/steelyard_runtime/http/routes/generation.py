@@ -14,13 +14,11 @@ from steelyard_runtime.contracts.openai_text import sse_error
 from steelyard_runtime.engine.interface import Delta, Done, Finished
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.generation import GenerationRequest
-from steelyard_runtime.http.body import beside_the_loop
-from steelyard_runtime.http.caller import caller_of
-from steelyard_runtime.http.disconnect import while_connected
 from steelyard_runtime.http.record import RequestRecord, record_of
 from steelyard_runtime.http.responses import EventStream, Json
-from steelyard_runtime.http.routes.common import Handler, runtime_of
+from steelyard_runtime.http.routes.common import Handler, preparing_of, runtime_of
 from steelyard_runtime.services.chat import ChatService, Generation, server_sent_events
+from steelyard_runtime.services.preparation import Preparing
 
 # How much longer than the deadline a stream may take to be read.
 READING_S = 30.0
@@ -32,19 +30,19 @@ def generating(codec: ModuleType) -> Handler:
     async def handle(request: Request, body: Any) -> Response:
         record = record_of(request)
         record.contract, record.shape = codec.NAME, codec.error
-        caller = caller_of(request.headers)
+        preparing = preparing_of(request)
         settings = runtime_of(request).settings
-        wanted: GenerationRequest = await beside_the_loop(request, codec.decode, body, max_choices=settings.max_choices)
+        wanted: GenerationRequest = await preparing.parse(codec.decode, body, max_choices=settings.max_choices)
         services = runtime_of(request).require()
         services.names.check(wanted.model)
         service = services.chat
         if not wanted.stream:
-            reply, head = await while_connected(request, service.answer(wanted, caller=caller))
+            reply, head = await service.answer(wanted, preparing=preparing)
             record.prompt_sha256 += head.prompt_sha256
             record.add_generation(reply.done, submitted=head.submitted, choices=wanted.choices)
             return Json(codec.encode(reply, head=head))
         # Nothing is sent before the engine has begun, so that a refusal is a status and not an event.
-        generation = await while_connected(request, _begun(service, wanted, caller=caller))
+        generation = await _begun(service, wanted, preparing)
         record.prompt_sha256 += generation.head.prompt_sha256
         chunks = codec.Chunks(generation.head, n=wanted.choices, include_usage=wanted.include_usage)
         events = server_sent_events(_Noted(generation, record, choices=wanted.choices), chunks)
@@ -66,8 +64,8 @@ def _unread(seconds: float) -> Problem:
     )
 
 
-async def _begun(service: ChatService, wanted: GenerationRequest, *, caller: str) -> Generation:
-    generation = await service.start(wanted, caller=caller)
+async def _begun(service: ChatService, wanted: GenerationRequest, preparing: Preparing) -> Generation:
+    generation = await service.start(wanted, preparing=preparing)
     await generation.ready()
     return generation
 

@@ -1,0 +1,128 @@
+"""The limits of one request: what docs/reference/limits.md lists, and a test sends requests at and above."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steelyard_runtime.contracts.embeddings import MAX_INPUTS
+from steelyard_runtime.contracts.openai_text import MAX_LOGIT_BIASES, MAX_STOP_STRINGS
+from steelyard_runtime.engine.tokenizer import STRETCH_BYTES
+from steelyard_runtime.errors import Kind
+from steelyard_runtime.settings import Settings
+from steelyard_runtime.strict_json import MAX_INTEGER_DIGITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A bound of one request.
+
+    Attributes:
+        name: Short and unique.
+        counted: What is counted, and when.
+        most: The largest number that is accepted, where no setting says it.
+        setting: The setting that says it.
+        error: The kind of the refusal.
+    """
+
+    name: str
+    counted: str
+    error: Kind
+    most: int | None = None
+    setting: str | None = None
+
+    def allowed(self, settings: Settings) -> int:
+        """Return the largest number that a server with these settings accepts."""
+        value = self.most if self.setting is None else getattr(settings, self.setting)
+        return int(value or 0)
+
+
+LIMITS = (
+    Limit(
+        name="body",
+        counted="Bytes of the body, while it arrives.",
+        setting="max_body_bytes",
+        error=Kind.BODY_TOO_LARGE,
+    ),
+    Limit(
+        name="structure",
+        counted="Characters `[ ] { } : ,` of the body outside of strings, before it is parsed.",
+        setting="max_json_structure",
+        error=Kind.BODY_TOO_LARGE,
+    ),
+    Limit(
+        name="depth",
+        counted="Arrays and objects inside each other, before the body is parsed.",
+        setting="max_json_depth",
+        error=Kind.MALFORMED_JSON,
+    ),
+    Limit(
+        name="integer",
+        counted="Digits of an integer.",
+        most=MAX_INTEGER_DIGITS,
+        error=Kind.MALFORMED_JSON,
+    ),
+    Limit(
+        name="questions",
+        counted="Questions or decisions, before the first of them is looked at.",
+        setting="max_questions",
+        error=Kind.INVALID,
+    ),
+    Limit(
+        name="options",
+        counted="Options of one question, before the first of them is looked at.",
+        setting="max_options",
+        error=Kind.INVALID,
+    ),
+    Limit(name="choices", counted="`n` of a chat or completion.", setting="max_choices", error=Kind.INVALID),
+    Limit(
+        name="stop strings",
+        counted="Texts in `stop`.",
+        most=MAX_STOP_STRINGS,
+        error=Kind.INVALID,
+    ),
+    Limit(
+        name="logit biases",
+        counted="Tokens in `logit_bias`.",
+        most=MAX_LOGIT_BIASES,
+        error=Kind.INVALID,
+    ),
+    Limit(
+        name="inputs",
+        counted="Texts of an embeddings request.",
+        most=MAX_INPUTS,
+        error=Kind.INVALID,
+    ),
+    Limit(
+        name="text",
+        counted="Bytes of a prompt's or a state's text, before it is tokenized; fewer where even these cannot fit into "
+        "the context, see below.",
+        setting="max_text_bytes",
+        error=Kind.OVER_BUDGET,
+    ),
+    Limit(
+        name="prompt",
+        counted="Tokens of a prompt; of a chat, with the tokens to generate.",
+        setting="context_tokens",
+        error=Kind.OVER_BUDGET,
+    ),
+)
+
+_STRETCHES = ", ".join(f"{size} for {kind.upper()}" for kind, size in STRETCH_BYTES.items())
+NOTES = f"""\
+A request at a limit is served, and one above it refused with the named [kind](errors.md) and, where a number was
+counted, with that number. What is counted first is first in the table, and nothing is parsed, tokenized or rendered
+before its limit was checked.
+
+**Text by its length.** No text of a prompt is tokenized that has more bytes than the context has tokens, times the
+longest token of the model's vocabulary: it certainly has too many tokens. Tokenizers that fold or drop characters (WPM,
+UGM) have no such bound; theirs is 262144 bytes. Up to 65536 bytes tokens are counted anyway, so that the refusal has
+both numbers. A text is tokenized in chunks of 2 KiB and a request's state once, whatever the number of its questions;
+all texts of one request together have at most `max_text_bytes`, each counted once. A stretch without a place where
+the text may be cut (a run of one character, such as spaces) has a longest length in bytes:
+{_STRETCHES}.
+
+**Places.** As many requests as `queue_limit` may be prepared for the engine at the same time, and large bodies (more
+than 64 KiB) of `max_waiting_mib` together; callers without a name have the part `unnamed_share` of both. More are
+refused as `busy`, with `retry_after_ms`. Within these, callers take turns, small requests are not behind large ones,
+and the time until `deadline_s` counts from a request's arrival: it is refused as `deadline` if it comes while the
+request waits. What a client that left had asked for is not begun, and ends at the next chunk."""
