@@ -49,7 +49,8 @@ def _systemone(client: httpx.Client, *, state: Any, instructions: str) -> int:
 
 def _decisions(client: httpx.Client, *, given: str, choice: str) -> int:
     question = {"type": "choice", "instructions": "q?", "choices": [{"value": choice}, {"value": "other"}]}
-    body = {"model": "m", "input": given, "questions": [question]}
+    model = client.get("/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "input": given, "questions": [question]}
     return int(_posted(client, "/v1/decisions", body)["usage"]["input_tokens"])
 
 
