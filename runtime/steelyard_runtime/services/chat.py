@@ -31,7 +31,7 @@ from steelyard_runtime.generation import Choice, GenerationRequest, Head, Reply,
 from steelyard_runtime.identity import Identity
 from steelyard_runtime.services.preparation import Preparing
 from steelyard_runtime.services.prompts import check_length, longest_text, prompt_sha256, tokens_to_generate
-from steelyard_runtime.services.waiting import patience_s, too_late
+from steelyard_runtime.services.waiting import answered, patience_s, too_late
 from steelyard_runtime.settings import Settings
 
 
@@ -227,7 +227,8 @@ class ChatService:
         self._check_length(request)
         pieces: list[Piece] = []
         if not isinstance(request.prompt, TextPrompts):
-            pieces = await asyncio.wrap_future(self._template.submit(request.prompt, caller=preparing.caller))
+            rendering = self._template.submit(request.prompt, caller=preparing.caller)
+            pieces = await answered(rendering, deadline=preparing.deadline)
         jobs, echoes = await preparing.render(self._jobs, request, pieces, preparing.arrived + limit, preparing)
         preparing.done()
         head = Head(

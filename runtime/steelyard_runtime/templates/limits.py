@@ -14,7 +14,7 @@ MAX_OUTPUT_CHARACTERS = 16 << 20
 """Characters that one render may write."""
 CHILDREN = 2
 """Child processes, and so renders at the same time."""
-MAX_WAITING = 64
+MAX_WAITING = 256
 """Renders that may wait; one more is answered with 503."""
 PATIENCE_S = 30.0
 """Seconds of wall time after which a child is given up, whatever it waits for."""
