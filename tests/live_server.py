@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import httpx
 import uvicorn
 from starlette.types import ASGIApp
 
+from steelyard_runtime.http.connections import Connections
 from steelyard_runtime.http.protocol import Protocol as HttpProtocol
 
 START_S = 120.0
@@ -104,11 +106,12 @@ class ServerProcess:
 class ServerThread:
     """An application on a real socket, served by a thread of the test's process."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, connections: Connections | None = None) -> None:
+        protocol: Any = partial(HttpProtocol, connections=connections)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app, host="127.0.0.1", port=0, http=HttpProtocol, ws="none", lifespan="off", log_config=None,
-                h11_max_incomplete_event_size=32 << 10, timeout_graceful_shutdown=1,
+                app, host="127.0.0.1", port=0, http=protocol, ws="none", lifespan="off", log_config=None,
+                timeout_graceful_shutdown=1,
             )
         )  # fmt: skip
         self.port = 0
