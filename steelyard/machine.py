@@ -17,11 +17,9 @@ from typing import Any
 from steelyard.exit_codes import CommandError
 from steelyard.models import storage
 from steelyard.models.storage import human_size
-from steelyard_runtime.chat_template import BadTemplateError, choose
 from steelyard_runtime.engine import model_files
 from steelyard_runtime.engine.cores import usable
 from steelyard_runtime.engine.gguf_header import read_header
-from steelyard_runtime.scoring.prompt import NoFrameError, frame
 
 # Asked in a child process: a binding built for another CPU dies from an illegal instruction.
 _ASK_BINDING = """
@@ -233,6 +231,15 @@ def model_checks(model: str) -> tuple[int | None, list[Check]]:
 
 def template_check(path: Path) -> Check:
     """Whether decisions can be read from the prompts of the model's chat template, and where."""
+    try:
+        # What the command line does without: numpy, and Jinja for the child process.
+        import jinja2  # noqa: F401
+
+        from steelyard_runtime.chat_template import BadTemplateError, choose
+        from steelyard_runtime.scoring.prompt import NoFrameError, frame
+    except ImportError as error:
+        advice = "Run make setup, or install the extra: pip install 'steelyard[runtime]'."
+        return Check(name="chat template", level=Level.WARNING, finding=f"not looked at: {error}", advice=advice)
     key = "tokenizer.chat_template"
     values = {name: value for name, value in read_header(path).values.items() if isinstance(value, str)}
     named = {name.removeprefix(f"{key}."): value for name, value in values.items() if name.startswith(f"{key}.")}

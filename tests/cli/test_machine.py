@@ -88,3 +88,24 @@ def test_a_full_or_closed_disk(tmp_path, monkeypatch):
     assert machine.disk_check(tmp_path).level is Level.WARNING
     monkeypatch.setattr(machine.os, "access", lambda *_args: False)
     assert machine.disk_check(tmp_path).level is Level.FAILED
+
+
+WITHOUT_THE_RUNTIME = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("numpy", "jinja2", "llama_cpp"):
+            raise ImportError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Missing())
+import steelyard.cli
+from steelyard.machine import template_check
+print(template_check(sys.argv[1]).advice)
+"""
+
+
+def test_the_command_line_needs_nothing_of_the_runtimes(tmp_path):
+    command = [sys.executable, "-c", WITHOUT_THE_RUNTIME, str(tmp_path / "model.gguf")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "steelyard[runtime]" in done.stdout, done.stderr
