@@ -54,10 +54,15 @@ class Aws:
                 self._clients[service] = self._session.client(service, config=_config(READ_S))
         return self._clients[service]
 
-    def runtime(self, timeout_s: float) -> Any:
-        """A boto3 client for invocations that waits ``timeout_s`` seconds for a word of the answer."""
+    def runtime(self, timeout_s: float, *, connections: int = 1) -> Any:
+        """Return a boto3 client for invocations.
+
+        Args:
+            timeout_s: How long it waits for a word of the answer, in seconds.
+            connections: Calls that may be under way together.
+        """
         with told():
-            return self._session.client("sagemaker-runtime", config=_config(timeout_s))
+            return self._session.client("sagemaker-runtime", config=_config(timeout_s, connections=connections))
 
     def account(self) -> str:
         """The account that the credentials belong to.
@@ -81,12 +86,12 @@ def _boto3() -> Any:
     return boto3
 
 
-def _config(read_s: float) -> Any:
+def _config(read_s: float, *, connections: int = 10) -> Any:
     from botocore.config import Config
 
     # A read that timed out is not repeated: the model may still be at work on it.
     retries = {"mode": "standard", "total_max_attempts": 3}
-    return Config(connect_timeout=CONNECT_S, read_timeout=read_s, retries=retries)
+    return Config(connect_timeout=CONNECT_S, read_timeout=read_s, retries=retries, max_pool_connections=connections)
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 
+from steelyard.decision_file import encoded
 from steelyard.exit_codes import CommandError, ExitCode
-from steelyard.refusals import message_of, retry_after_s
+from steelyard.refusals import RequestError, message_of, refused, retry_after_s
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -115,9 +116,13 @@ class Client:
     def _send(self, method: str, path: str, body: Json | None = None, *, stream: bool = False) -> httpx.Response:
         """One call; 503 answers that say when to come back are retried until the time is up."""
         end = time.monotonic() + self._timeout_s
+        content = None if body is None else encoded(body)
+        headers = {} if body is None else {"Content-Type": "application/json"}
         while True:
             left = max(0.1, end - time.monotonic())
-            request = self._http.build_request(method, path, json=body, timeout=httpx.Timeout(left, connect=5.0))
+            request = self._http.build_request(
+                method, path, content=content, headers=headers, timeout=httpx.Timeout(left, connect=5.0)
+            )
             try:
                 response = self._http.send(request, stream=stream)
                 if response.is_success:
@@ -125,7 +130,7 @@ class Client:
                 response.read()
             except httpx.TimeoutException as error:
                 message = f"the server at {self.url} did not answer within {self._timeout_s:g} s"
-                raise CommandError(message, code=ExitCode.UNREACHABLE, hint="Raise --timeout.") from error
+                raise RequestError(message, code=ExitCode.UNREACHABLE, hint="Raise --timeout.") from error
             except httpx.TransportError as error:
                 raise CommandError(
                     f"no server answers at {self.url}: {error}",
@@ -136,11 +141,7 @@ class Client:
             pause = retry_after_s(response.status_code, decoded)
             response.close()
             if pause is None or time.monotonic() + pause >= end:
-                raise CommandError(
-                    f"the server refused ({response.status_code}): {message_of(decoded)}",
-                    code=ExitCode.REFUSED,
-                    hint="It is busy; try again later or raise --timeout." if pause is not None else None,
-                )
+                raise refused("the server", response.status_code, decoded)
             self._sleep(pause)
 
     def _chunk(self, data: str) -> Json:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from steelyard.aws import error_code, told
+from steelyard.decision_file import encoded
 from steelyard.exit_codes import CommandError, ExitCode
-from steelyard.refusals import message_of, retry_after_s
+from steelyard.refusals import RequestError, message_of, refused, retry_after_s
 
 Json = dict[str, Any]
 JSON_TYPE = "application/json"
@@ -88,14 +89,17 @@ class EndpointClient:
 
     def _send(self, operation: Callable[..., Json], body: Json, *, accept: str) -> Json:
         """One call; a container that says when to come back is asked again until the time is up."""
-        from botocore.exceptions import ClientError
+        from botocore.exceptions import ClientError, ReadTimeoutError
 
-        content = json.dumps(body, ensure_ascii=False).encode()
+        content = encoded(body)
         end = time.monotonic() + self._timeout_s
         with told():
             while True:
                 try:
                     return operation(EndpointName=self.name, Body=content, ContentType=JSON_TYPE, Accept=accept)
+                except ReadTimeoutError as error:
+                    message = f"the endpoint {self.name} did not answer within {self._timeout_s:g} s"
+                    raise RequestError(message, code=ExitCode.UNREACHABLE, hint="Raise --timeout.") from error
                 except ClientError as error:
                     pause = _pause_after(error)
                     if pause is None or time.monotonic() + pause >= end:
@@ -121,17 +125,12 @@ class EndpointClient:
         status = int(response.get("OriginalStatusCode", 0))
         body = _json_or_text(response.get("OriginalMessage", ""))
         if not status:
-            return CommandError(
+            return RequestError(
                 f"the container of {self.name} did not answer: {message_of(body)}",
                 code=ExitCode.UNREACHABLE,
                 hint=f"Its log: {response.get('LogStreamArn', 'in CloudWatch')}",
             )
-        busy = retry_after_s(status, body) is not None
-        return CommandError(
-            f"the endpoint {self.name} refused ({status}): {message_of(body)}",
-            code=ExitCode.REFUSED,
-            hint="It is busy; try again later or raise --timeout." if busy else None,
-        )
+        return refused(f"the endpoint {self.name}", status, body)
 
     def _lines(self, events: Iterable[Json]) -> Iterator[bytes]:
         """The lines of a stream, whose parts may end anywhere."""

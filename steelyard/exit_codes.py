@@ -15,6 +15,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 4
     MODEL = 5
     DOWNLOAD = 6
+    PARTIAL = 7
     INTERRUPTED = 130
 
 
@@ -26,6 +27,7 @@ MEANING: dict[ExitCode, str] = {
     ExitCode.UNREACHABLE: "No server answered at that address.",
     ExitCode.MODEL: "The model is unknown, missing, incomplete or not the pinned file.",
     ExitCode.DOWNLOAD: "A download did not finish. Run the command again: it goes on where it stopped.",
+    ExitCode.PARTIAL: "Some of many rows were not answered; each row says why. The others were.",
     ExitCode.INTERRUPTED: "Ctrl-C, or SIGTERM. `steelyard serve` itself ends with 0 then: it has finished its work.",
 }
 

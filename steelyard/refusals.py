@@ -5,12 +5,38 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from steelyard.exit_codes import CommandError, ExitCode
 from steelyard_runtime.settings import listed
 
 BUSY = 503
 SHORTEST_PAUSE_S = 0.05
 PAUSE_S = 1.0
 LONGEST_TEXT = 2000
+
+
+class RequestError(CommandError):
+    """One request failed; another one may succeed."""
+
+
+# Whatever is asked, the answer is the same: wrong credentials, or an address that serves something else.
+_OF_THE_CALLER = frozenset({401, 403, 404, 405, 407})
+
+
+def refused(who: str, status: int, body: Any) -> CommandError:
+    """Return the error for a refusal, in the words of the server.
+
+    Args:
+        who: The server or endpoint, such as ``the server``.
+        status: Its HTTP status.
+        body: Its decoded body.
+    """
+    kind = CommandError if status in _OF_THE_CALLER else RequestError
+    busy = retry_after_s(status, body) is not None
+    return kind(
+        f"{who} refused ({status}): {message_of(body)}",
+        code=ExitCode.REFUSED,
+        hint="It is busy; try again later or raise --timeout." if busy else None,
+    )
 
 
 def message_of(body: Any) -> str:

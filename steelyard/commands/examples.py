@@ -6,11 +6,12 @@ from steelyard import console
 from steelyard.commands import chat, decide
 from steelyard.decision_file import parse_json, read_text, request_body
 from steelyard.models.catalogue import catalogue, example
+from steelyard.rows.asking import Decides
 
 GREETING = "Once upon a time, a railway signal"
 
 
-def ask_decision(client: decide.Decides, *, title: str = "a decision") -> None:
+def ask_decision(client: Decides, *, title: str = "a decision") -> None:
     """Ask the example decision and print the answer.
 
     Raises:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from steelyard.aws import Aws, deployed_endpoint
-from steelyard.commands import chat, completion, decide
+from steelyard.commands import chat, completion, decide, many
 from steelyard.commands.release import EnvironmentName
 from steelyard.decision_file import usage
 from steelyard.endpoint_client import EndpointClient
@@ -37,12 +38,21 @@ def command(
     state_file: decide.StateFile = None,
     question: decide.Question = None,
     option: decide.Options = None,
+    layout: many.ChosenLayout = None,
+    states: many.States = None,
+    states_format: many.StatesFormat = None,
+    state_field: many.StateField = None,
+    id_field: many.IdField = None,
+    out: many.Out = None,
+    resume: many.Resume = False,
+    row_format: many.RowFormat = None,
+    concurrency: many.Concurrency = 1,
     system: chat.System = None,
     max_tokens: chat.MaxTokens = None,
     temperature: chat.Temperature = None,
     seed: chat.Seed = None,
     timeout: decide.Timeout = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    as_json: decide.AsJson = False,
 ) -> None:
     """Ask a deployed endpoint for decisions, or chat with it.
 
@@ -56,14 +66,39 @@ def command(
         name, kind = found.name, found.kind
     else:
         name = environment.endpoint_name(endpoint)
-    client = EndpointClient(name, runtime=aws.runtime(timeout), timeout_s=timeout)
-    for_decisions = {"--state": state, "--state-file": state_file, "--question": question, "--option": option}
+    client = EndpointClient(name, runtime=aws.runtime(timeout, connections=concurrency), timeout_s=timeout)
+    flags = many.Many(
+        states=states,
+        states_format=states_format,
+        state_field=state_field or (),
+        id_field=id_field,
+        out=out,
+        resume=resume,
+        format=row_format,
+        concurrency=concurrency,
+    )
+    for_decisions = {
+        "--state": state,
+        "--state-file": state_file,
+        "--question": question,
+        "--option": option,
+        "--layout": layout,
+        "--states": states,
+        "--states-format": states_format,
+        "--state-field": state_field,
+        "--id-field": id_field,
+        "--out": out,
+        "--resume": resume or None,
+        "--format": row_format,
+    }
     for_chat = {"--system": system, "--max-tokens": max_tokens, "--temperature": temperature, "--seed": seed}
     if kind == "decision":
         _refuse(for_chat, "chat", endpoint)
         file = None if request is None else Path(request)
-        body = decide.body_from(file, state=state, state_file=state_file, question=question, option=option)
-        decide.answer(client, body, as_json=as_json)
+        asked = decide.asked_by(
+            file, state=state, state_file=state_file, question=question, option=option, layout=layout, flags=flags
+        )
+        decide.answer(lambda: nullcontext(client), asked, flags, as_json=as_json)
         return
     _refuse(for_decisions, "decisions", endpoint)
     messages = [{"role": "system", "content": system}] if system else []

@@ -44,6 +44,19 @@ def test_decisions_without_ids_get_some():
     assert [d["id"] for d in request_body([without, without])["decisions"]] == ["decision-1", "decision-2"]
 
 
+@pytest.mark.parametrize(
+    "document", [{"decision": DECISION, "layout": "options-first"}, DECISION | {"layout": "options-first"}]
+)
+def test_a_layout_stands_beside_the_decision_of_a_request(document):
+    assert request_body(document) == {"decision": DECISION, "layout": "options-first"}
+    assert request_body(document, layout="state-first")["layout"] == "state-first"
+
+
+def test_the_decisions_of_a_request_have_one_layout():
+    with pytest.raises(CommandError, match="have one layout"):
+        request_body([DECISION, DECISION | {"layout": "options-first"}])
+
+
 def test_a_registered_decision_needs_no_options():
     assert request_body({"use": "route@3", "state": "s"})["decision"]["use"] == "route@3"
 

@@ -43,6 +43,36 @@ def test_invoke_takes_decisions_from_a_file_and_from_standard_input(run: Run) ->
     assert json.loads(piped.stdout)["probabilities"] == json.loads(done.stdout)["probabilities"]
 
 
+def test_invoke_takes_many_states_as_decide_does(run: Run, tmp_path: Path) -> None:
+    states, out = tmp_path / "states.csv", tmp_path / "out.csv"
+    states.write_text("id,text\na,a refund\nb,true\nc,a refund\n")
+    words = [
+        "invoke",
+        "decision",
+        "--states",
+        str(states),
+        "--state-field",
+        "text",
+        *DECISION[2:],
+        "--concurrency",
+        "2",
+    ]
+    done = run(*words, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    lines = out.read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["id", "a", "b", "c"]
+    assert lines[1].split(",")[3:] == lines[3].split(",")[3:]
+    out.write_text("\n".join(lines[:2]) + "\nb,deci")
+    done = run(*words, "--out", str(out), "--resume")
+    assert (done.returncode, out.read_text().splitlines()) == (0, lines)
+    states.write_text("a refund\n" + "the " * 5000 + "\n")
+    done = run(*words[:2], "--states", str(states), "--states-format", "txt", *DECISION[2:])
+    assert done.returncode == 7, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["error"] is None for row in rows] == [True, False]
+    assert "the endpoint steelyard-dev-decision refused (4" in rows[1]["error"]
+
+
 def test_invoke_streams_a_chat_and_gives_the_same_as_a_whole_one(run: Run) -> None:
     words = ["invoke", "chat", "the answer", "--max-tokens", "6", "--temperature", "0"]
     streamed = run(*words)
@@ -65,6 +95,7 @@ def test_invoke_with_a_kind_asks_no_stack(run: Run) -> None:
         (["decision"], 2, "lacks state and question and options"),
         (["chat", "hello", "--state", "a"], 2, "--state: for decisions"),
         (["decision", *DECISION, "--seed", "0"], 2, "--seed: for chat"),
+        (["chat", "hello", "--states", "x.csv"], 2, "--states: for decisions"),
         (["nothing", "hello"], 2, "there is no endpoint 'nothing' in the environment 'dev'; it has chat, decision"),
         (["decision-cpu", "--env", "staging", "--kind", "decision", *DECISION], 4, "there is no endpoint steelyard-"),
         (["decision-cpu", "--env", "staging", *DECISION], 1, "is not deployed in 'staging'"),
