@@ -48,6 +48,7 @@ def test_decisions_without_ids_get_some():
     "document", [{"decision": DECISION, "layout": "options-first"}, DECISION | {"layout": "options-first"}]
 )
 def test_a_layout_stands_beside_the_decision_of_a_request(document):
+    document = document | {"layout": "options-first"}
     assert request_body(document) == {"decision": DECISION, "layout": "options-first"}
     assert request_body(document, layout="state-first")["layout"] == "state-first"
 
