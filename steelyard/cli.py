@@ -6,6 +6,7 @@ Ctrl-C must not print a traceback.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -31,6 +32,11 @@ def run(arguments: list[str] | None = None) -> int:
         app(arguments)
     except CommandError as error:
         return console.fail(error)
+    except OSError as error:
+        # A place that a command does not look after itself: a full disk behind standard output, a home folder that
+        # cannot be written.
+        what = error.strerror or str(error)
+        return console.fail(CommandError(f"{error.filename}: {what}" if error.filename else what))
     except KeyboardInterrupt:
         # Between the moment when Ctrl-C raises again and the one from which typer catches it.
         return _interrupted()
@@ -45,6 +51,24 @@ def _interrupted() -> int:
 
     console.note("interrupted")
     return ExitCode.INTERRUPTED
+
+
+def _open_streams() -> None:
+    """Give closed standard streams a place, and let every stream spell what its encoding does not have.
+
+    A file that is opened while one is closed would take its number, and get what is printed.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or os.fdopen(0, encoding="utf-8")
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _end(_signal: int, _frame: FrameType | None) -> NoReturn:
@@ -63,6 +87,7 @@ def main() -> NoReturn:
     # comes in the middle of an import may be turned into another one, or printed by the interpreter.
     for number in numbers:
         signal.signal(number, _end)
+    _open_streams()
     import steelyard.commands.root  # noqa: F401
 
     try:

@@ -19,7 +19,8 @@ from steelyard.rows.asking import Outcome
 
 Url = Annotated[str, typer.Option("--url", envvar="STEELYARD_URL", help="Address of the server.")]
 Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.1, help="Longest the call may take, retries included, in seconds.")
+    float,
+    typer.Option("--timeout", min=0.1, max=86400, help="Longest a call may take, retries included, in seconds."),
 ]
 StateText = Annotated[str | None, typer.Option("--state", help="What is to be decided on, as text.")]
 StateFile = Annotated[

@@ -69,3 +69,19 @@ def test_the_entry_point_imports_nothing_that_takes_time():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = {name.split(".")[0] for name in done.stdout.split()} - set(sys.stdlib_module_names)
     assert loaded == {"steelyard"}
+
+
+@pytest.mark.parametrize("redirected", ["> /dev/full", ">&-", "<&- >&- 2>&-", "| true"])
+def test_an_output_that_takes_nothing_is_no_traceback(redirected):
+    script = f"{Path(sys.executable).parent}/steelyard model list --json {redirected}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    assert (done.returncode, done.stderr) in [(0, ""), (1, "error: No space left on device\n")]
+
+
+def test_an_encoding_without_a_character_spells_it():
+    script = "from steelyard import cli, console; console.heading('grün')"
+    script = f"import sys; from steelyard.cli import _open_streams; _open_streams(); {script}"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "gr\\xfcn" in done.stdout) == (0, True), done.stderr
