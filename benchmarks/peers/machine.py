@@ -98,7 +98,8 @@ def cpu_seconds(leader: int) -> float:
             fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        ticks += int(fields[11]) + int(fields[12])
+        # Its own time, and that of its children which have ended and were waited for.
+        ticks += sum(int(field) for field in fields[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

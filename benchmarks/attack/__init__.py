@@ -1,0 +1,1 @@
+"""Attacks on a server on loopback: what each costs the attacker, the server, and another caller."""
