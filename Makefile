@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 PEERS_ARGS ?= run
 MINUTES ?= 60
 
-.PHONY: help setup run down serve test check fuzz fuzz-gguf bench bench-peers lock docs clean
+.PHONY: help setup run down serve test check fuzz fuzz-gguf bench bench-peers lock docs clients clean
 
 help: ## Show the tasks
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -51,6 +51,9 @@ lock: setup ## Resolve the dependencies again and write the lock files
 
 docs: setup ## Write the generated pages of docs/reference
 	$(BIN)/python scripts/generate_reference.py
+
+clients: setup ## Run other people's clients against a server, and write docs/reference/clients.md
+	$(BIN)/python -m pytest tests/clients --write-table $(PYTEST_ARGS)
 
 clean: ## Remove the environment and caches; downloaded models stay
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,4 +1,4 @@
-"""Write the lock files: of everything, of what the images carry, of what builds the images' binding.
+"""Write the lock files: of everything, of what the images carry, of what builds the images' binding, of the clients.
 
 Called by ``make lock``. The second is a subset of the first, version by version, without llama-cpp-python: an image
 takes the version that fits its base, from ``runtime/steelyard_runtime/engine/abi.toml``.
@@ -33,6 +33,9 @@ def main() -> None:
         text="\n".join(extras["runtime"]),
     )
     _compile("--upgrade", "-", "--output-file", "images/build-requirements.txt", text=BUILD_BACKEND)
+    for wanted in sorted((ROOT / "tests" / "clients" / "environments").glob("*.in")):
+        chosen, lock = wanted.relative_to(ROOT), wanted.with_suffix(".txt").relative_to(ROOT)
+        _compile("--upgrade", str(chosen), "--output-file", str(lock))
 
 
 def _compile(*arguments: str, text: str | None = None) -> None:
