@@ -146,6 +146,10 @@ def test_named_callers_find_a_connection_beside_those_without_a_name(server: Ser
     assert eventually(lambda: samples(server)["steelyard_http_connections", "request"] <= 1, within_s=30)
 
 
+def told(server: ServerProcess) -> int:
+    return sum("could be accepted" in str(line.get("text")) for line in server.lines)
+
+
 def test_a_server_without_any_descriptor_left_is_quiet_and_comes_back() -> None:
     """The limit falls below what is open, as no setting can foresee: every accept fails."""
     with limited(DESCRIPTORS).running() as server, ExitStack() as stack:
@@ -155,8 +159,8 @@ def test_a_server_without_any_descriptor_left_is_quiet_and_comes_back() -> None:
         for _ in range(20):
             stack.enter_context(socket.create_connection(address(server), timeout=10))
         time.sleep(1.0)
-        told = [line for line in server.lines if "could be accepted" in str(line.get("text"))]
-        assert len(told) == 1, told
+        assert eventually(lambda: told(server))
+        assert told(server) <= 2  # dozens of failures are one line in ten seconds
         assert len(server.lines) < 20
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
         assert get_status(server.url + "/ping") == 200

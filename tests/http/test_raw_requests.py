@@ -37,11 +37,11 @@ def port() -> Iterator[int]:
 
 def exchange(port: int, data: bytes, *, then: bytes = b"") -> tuple[list[int], bytes, bool]:
     """Send ``data``, and ``then`` after the first answer; the statuses, what came, whether the server closed."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         connection.sendall(data)
         received = connection.recv(65536)
         ended = not received
-        connection.settimeout(5 if then else 0.3)
+        connection.settimeout(20 if then else 0.5)
         try:
             connection.sendall(then)
             while not ended:
@@ -191,7 +191,7 @@ def test_a_head_is_checked_wherever_it_is_cut(port: int) -> None:
     """The end of a line may arrive in two pieces, and a request behind another one is checked like the first."""
     good, bad = f"GET /ping HTTP/1.1\r\n{HOST}\r\n".encode(), f"GET /ping HTTP/1.1\r\n{HOST}X: a\r\n b\r\n\r\n".encode()
     for cut in range(1, len(good)):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sendall(good[:cut])
             connection.sendall(good[cut:])
@@ -218,7 +218,7 @@ def test_a_body_of_tiny_chunks_is_refused_after_so_many(port: int) -> None:
 def test_the_answer_reaches_a_client_that_goes_on_sending(port: int) -> None:
     """Closing with unread bytes resets the connection, and the reset can overtake the answer."""
     for _ in range(20):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
             connection.sendall(b"nonsense\r\n\r\n")
             for _ in range(50):
                 connection.sendall(b"x" * 4096)
@@ -249,7 +249,7 @@ def test_no_mutated_request_has_a_5xx_or_stops_the_server(port: int) -> None:
     draw = random.Random(9112)
     raws = [raw.encode("latin-1") for raw, *_ in (*REFUSED.values(), *ANSWERED.values()) if len(raw) < 2000]
     for _ in range(400):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
             connection.sendall(mutated(draw, draw.choice(raws)))
             connection.shutdown(socket.SHUT_WR)
             received = b""
