@@ -82,9 +82,10 @@ def test_descriptions_may_be_missing(tiny_server: ServerProcess, question: dict[
 
 
 def test_ids_and_options_of_any_script_come_back_byte_for_byte(tiny_server: ServerProcess) -> None:
-    names = ["ÄÖ ß", "배송", "طلب", "🙂\u200d", "e\u0301", "\u00e9", "line\nbreak", '"quoted"', "a\\b"]
-    answers = systemone(tiny_server, {name: choice(dict.fromkeys(names)) for name in names}).json()["answers"]
-    assert list(answers) == names
+    names = ["ÄÖ ß", "배송", "طلب", "🙂\u200d", "e\u0301", '"quoted"', "a\\b", " padded "]
+    ids = [*names, "\u00e9", "line\nbreak"]
+    answers = systemone(tiny_server, {name: choice(dict.fromkeys(names)) for name in ids}).json()["answers"]
+    assert list(answers) == ids
     assert all(list(answer["probabilities"]) == names for answer in answers.values())
 
 
