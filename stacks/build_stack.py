@@ -76,9 +76,7 @@ class BuildStack(EnvironmentStack):
             for name in environment.builds.images:
                 hardware = Hardware(name)
                 published = base_for(bases, hardware)
-                base = published.published(
-                    account=environment.images.chat_account, repository=environment.images.chat_repository
-                )
+                base = published.published(account=environment.images.chat_account)
                 image = ImageBuild(
                     self,
                     f"Image-{name}",

@@ -35,6 +35,7 @@ from steelyard_constructs.hardware import (
     PooledInstance,
     check_ami,
     check_instances,
+    check_scalable,
     check_threads,
 )
 from steelyard_constructs.images import ImageReference, check_image
@@ -176,9 +177,8 @@ class Images(Strict):
         AccountId | None,
         Field(description="Registry of the published chat container, where the CDK does not know that of the region."),
     ] = None
-    chat_repository: Annotated[str | None, Field(description="Its repository, if AWS ever renames it.")] = None
 
-    @field_validator("repository", "chat_repository")
+    @field_validator("repository")
     @classmethod
     def _names_a_repository(cls, value: str | None) -> str | None:
         if value is not None:
@@ -319,7 +319,8 @@ class Endpoint(Strict):
         Listed[Place], Field(description="Instance types in order of preference. Either this or one type.")
     ] = ()
     instances: Annotated[
-        Positive, Field(description="Instances at the first deployment; scaling changes it after that.")
+        Positive,
+        Field(description="Instances; with scaling, those of the first deployment, which it changes later."),
     ] = 1
     model: Annotated[Name | None, Field(description="Role of its model in the release; its kind unless set.")] = None
     hub: Annotated[Hub | None, Field(description="For chat: a model from a hub instead of the release's.")] = None
@@ -410,6 +411,10 @@ class Environment(Strict):
             description="Keys for artifacts, images, disks and logs: `aws`, `existing` or `created`.",
         ),
     ] = NoKey()
+    promotes_to: Annotated[
+        Listed[Name],
+        Field(description="Environments that a release built here goes to next; it holds what these need, too."),
+    ] = ()
     artifacts: Annotated[Artifacts, Field(description="The bucket of model artifacts.")] = Artifacts()
     images: Annotated[Images, Field(description="The registries that endpoints pull from.")] = Images()
     builds: Annotated[Builds, Field(description="What CodeBuild makes here.")] = Builds()
@@ -487,15 +492,17 @@ class Environment(Strict):
         """
         image = release.image(endpoint.kind, endpoint.machine)
         if endpoint.kind == "chat":
-            return image.published(account=self.images.chat_account, repository=self.images.chat_repository)
+            return image.published(account=self.images.chat_account)
         return image.ours(repository=self.repository_name, account=self.images.account)
 
 
 def _own_checks(environment: Environment, endpoint: Endpoint) -> Iterator[Callable[[], object]]:
     """What can be said about an endpoint without the release. Each check raises a sentence."""
     yield lambda: check_threads(endpoint.threads, _instance_types(environment, endpoint))
+    if endpoint.scaling is not None:
+        yield lambda: check_scalable(_instance_types(environment, endpoint))
     yield lambda: _check_gpu(endpoint)
-    yield lambda: _check_model_source(endpoint)
+    yield lambda: _check_model_source(environment, endpoint)
     yield lambda: _check_count(endpoint)
     for fault in _variable_faults(endpoint):
         yield partial(_refuse, fault)
@@ -538,13 +545,18 @@ def _check_gpu(endpoint: Endpoint) -> None:
         )
 
 
-def _check_model_source(endpoint: Endpoint) -> None:
+def _check_model_source(environment: Environment, endpoint: Endpoint) -> None:
     if endpoint.hub is None:
         return
     if endpoint.kind != "chat":
         raise Refused("hub is set, but a decision endpoint takes its model from the release only; remove hub")
     if endpoint.model is not None:
         raise Refused(f"both hub and model {endpoint.model!r} are set; remove one of them")
+    if isinstance(environment.network, CreatedNetwork):
+        raise Refused(
+            "hub is set, but the network is 'created', a VPC without any way out, so the container could never fetch "
+            "its model: take it from the release, or set the network to 'none' or to existing subnets with a way out"
+        )
 
 
 def _check_count(endpoint: Endpoint) -> None:
@@ -640,6 +652,27 @@ def load_environment(name: str = DEFAULT, *, folder: Path = FOLDER) -> Environme
         )
     data = read_toml(path, what="the environment file", code=ExitCode.USAGE)
     return parse_environment(data, name=name, source=str(path))
+
+
+def promotion_targets(environment: Environment, *, folder: Path = FOLDER) -> tuple[Environment, ...]:
+    """The environments that a release of this one is promoted to, by ``promotes_to``, theirs included, each once.
+
+    Raises:
+        CommandError: A file is missing or refused, or the way leads back to where it began.
+    """
+    found: dict[str, Environment] = {}
+    waiting = list(environment.promotes_to)
+    while waiting:
+        name = waiting.pop(0)
+        if name == environment.name:
+            raise CommandError(
+                f"promotes_to of the environment {environment.name!r} leads back to it; remove one of the steps",
+                code=ExitCode.USAGE,
+            )
+        if name not in found:
+            found[name] = load_environment(name, folder=folder)
+            waiting += found[name].promotes_to
+    return tuple(found.values())
 
 
 def environment_names(folder: Path = FOLDER) -> list[str]:

@@ -12,9 +12,10 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import region_info
 from constructs import Construct
 
-from steelyard_constructs.images import ImageReference
+from steelyard_constructs.images import ImageReference, publisher_account
 from steelyard_constructs.numeric import check_whole
 from steelyard_constructs.refusal import Refused
+from steelyard_constructs.removal import check_removal_policy
 
 PULL_ACTIONS = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
 """What a principal needs on a repository to pull from it."""
@@ -65,10 +66,7 @@ class ImageRepository(Construct):
             Refused: Another removal policy, an account identifier that is not 12 digits, or fewer than 1 image.
         """
         super().__init__(scope, id)
-        if removal_policy not in (cdk.RemovalPolicy.DESTROY, cdk.RemovalPolicy.RETAIN):
-            raise Refused(
-                f"removal_policy is {removal_policy.name}; a repository is kept or not: use DESTROY or RETAIN"
-            )
+        check_removal_policy("a repository", removal_policy)
         check_whole("keep_images", keep_images)
         if keep_images < 1:
             raise Refused(f"keep_images is {keep_images}; at least 1 image must be kept")
@@ -108,8 +106,18 @@ class ImageRepository(Construct):
 
 
 def registry_of(stack: cdk.Stack, image: ImageReference) -> tuple[str, str]:
-    """Account and region of the registry that holds an image, for a stack that uses it."""
+    """Account and region of the registry that holds an image, for a stack that uses it.
+
+    Raises:
+        Refused: It is a container that AWS publishes, and the CDK knows no registry of these in the stack's region.
+    """
     account = image.account
     if account is None:
-        account = stack.regional_fact(region_info.FactName.DLC_REPOSITORY_ACCOUNT) if image.published else stack.account
+        account = _publisher(stack) if image.published else stack.account
     return account, image.region or stack.region
+
+
+def _publisher(stack: cdk.Stack) -> str:
+    if cdk.Token.is_unresolved(stack.region):
+        return stack.regional_fact(region_info.FactName.DLC_REPOSITORY_ACCOUNT)
+    return publisher_account(stack.region)

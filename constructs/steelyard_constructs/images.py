@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from steelyard_constructs.hardware import Architecture, Hardware
 from steelyard_constructs.refusal import Refused
 
-#: Where the published llama.cpp container lies in the regional registry of the AWS Deep Learning Containers.
-DLC_REPOSITORY = "llama-cpp"
+#: Repositories of the published llama.cpp containers in the regional registry of the AWS Deep Learning Containers, by
+#: architecture (deep-learning-containers, ``.github/config/image/llama_cpp``).
+DLC_REPOSITORIES = {Architecture.X86_64: "llama-cpp", Architecture.ARM64: "llama-cpp-arm64"}
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _ACCOUNT = re.compile(r"[0-9]{12}")
@@ -106,28 +107,47 @@ class ImageReference:
         architecture: Architecture = Architecture.X86_64,
         cuda: str | None = None,
         account: str | None = None,
-        repository: str = DLC_REPOSITORY,
+        repository: str | None = None,
     ) -> ImageReference:
-        """The published llama.cpp container, from the registry that AWS keeps in the endpoint's region.
+        """A published llama.cpp container, from the registry that AWS keeps in the endpoint's region.
 
         Args:
             digest: Digest in that region's registry.
             architecture: Instruction set of the image.
             cuda: CUDA version of the GPU image; None for a CPU image.
             account: Account of the regional registry, where the CDK's ``region_info`` does not know it.
-            repository: Name of the repository there.
+            repository: Name of the repository there; that of the architecture unless set.
 
         Raises:
             Refused: ``digest`` is not a digest.
         """
         return cls(
-            repository=repository,
+            repository=repository or DLC_REPOSITORIES[architecture],
             digest=digest,
             architecture=architecture,
             cuda=cuda,
             account=account,
             published=True,
         )
+
+
+def publisher_account(region: str) -> str:
+    """Account of the registry in which AWS publishes its containers in ``region``.
+
+    Raises:
+        Refused: The CDK knows none there.
+    """
+    # Here, because environments are read without the CDK, which takes a second to start.
+    from aws_cdk import region_info
+
+    account = region_info.RegionInfo.get(region).dlc_repository_account
+    if account is None:
+        raise Refused(
+            f"the CDK knows no registry of AWS Deep Learning Containers in {region!r}: take the account from AWS's "
+            "list of their registries and set it, as chat_account of [images] in an environment file or as account of "
+            "ImageReference.dlc(...), or use another region"
+        )
+    return account
 
 
 def check_image(image: ImageReference, hardware: Hardware) -> None:

@@ -18,7 +18,7 @@ from steelyard.build_log import build_log
 from steelyard.cdk import Cdk
 from steelyard.commands import completion
 from steelyard.commands.app import App
-from steelyard.environment import DEFAULT, load_environment
+from steelyard.environment import DEFAULT, load_environment, promotion_targets
 from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models.storage import human_size
 from steelyard.releases.bases import FILE, load_bases
@@ -58,6 +58,10 @@ def build(
     local: Annotated[bool, typer.Option("--local", help="Run the builds on this machine, not in CodeBuild.")] = False,
     model: Annotated[list[str] | None, typer.Option("--model", help="ROLE=NAME: the model of a role.")] = None,
     image: Annotated[list[Hardware] | None, typer.Option("--image", help="Build for this hardware too.")] = None,
+    meant_for: Annotated[
+        list[str] | None,
+        typer.Option("--for", help="Also for this environment; those of promotes_to in its file unless given."),
+    ] = None,
     bases: BasesFile = FILE,
     allow_dirty: AllowDirty = False,
     allow_critical: AllowCritical = False,
@@ -74,7 +78,8 @@ def build(
     when all that it names has been found in S3 and ECR.
     """
     environment = load_environment(env)
-    plan = plan_for(environment, models=dict(map(_role, model or ())), images=image or ())
+    targets = [load_environment(each) for each in meant_for] if meant_for else promotion_targets(environment)
+    plan = plan_for(environment, targets=targets, models=dict(map(_role, model or ())), images=image or ())
     # Before the stacks: a source that is refused must not have become that of the projects.
     checkout = read_checkout(allow_dirty=allow_dirty)
     aws = Aws(environment.region)

@@ -17,7 +17,7 @@ from steelyard.commands import completion, examples
 from steelyard.commands.cloud import Home, Port
 from steelyard.commands.release import AllowCritical, AllowDirty, BasesFile, EnvironmentName, make, step
 from steelyard.endpoint_client import EndpointClient
-from steelyard.environment import DEFAULT, Environment, load_environment
+from steelyard.environment import DEFAULT, Environment, load_environment, promotion_targets
 from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.releases.bases import FILE, load_bases
 from steelyard.releases.build import Order, matching_release
@@ -69,7 +69,7 @@ def command(
     environment = load_environment(env)
     named = SAMPLE if release is None and local and not build else release
     manifest = None if named is None else load_release(named)
-    plan = plan_for(environment) if manifest is None else None
+    plan = plan_for(environment, targets=promotion_targets(environment)) if manifest is None else None
     cloud = None
     if local and (cloud := local_cloud.running(home)) is None:
         step("the local cloud")

@@ -27,11 +27,18 @@ def load_bases(path: Path = FILE) -> Bases:
     """
     written = read_toml(path, what="the file of base images", code=ExitCode.USAGE)
     try:
-        return _BASES.validate_python(written)
+        bases = _BASES.validate_python(written)
     except ValidationError as error:
         raise CommandError(
             f"the file of base images {path} is refused:\n{sentences(error)}", code=ExitCode.USAGE
         ) from error
+    if absent := [hardware.value for hardware, base in bases.items() if base.repository is None]:
+        raise CommandError(
+            f"the file of base images {path} is refused: {', '.join(absent)} has no repository",
+            code=ExitCode.USAGE,
+            hint='Say where AWS publishes it: repository = "llama-cpp", or "llama-cpp-arm64" for graviton.',
+        )
+    return bases
 
 
 def base_for(bases: Bases, hardware: Hardware) -> ReleasedImage:

@@ -18,8 +18,9 @@ from steelyard.releases.checks import (
     State,
     findings,
     image_manifest,
+    own_registry,
+    published_registry,
     recorded_size,
-    registry_of,
 )
 from steelyard.releases.local_builds import run_builds_here
 from steelyard.releases.manifest import (
@@ -159,9 +160,9 @@ def _published(aws: Aws, order: Order) -> dict[Hardware, ReleasedImage]:
     found = {}
     for hardware in sorted({*order.plan.published, *order.plan.images}):
         base = base_for(order.bases, hardware)
-        there = image_manifest(aws, order.environment, "chat", base.digest)
+        account, repository = published_registry(aws, order.environment, base)
+        there = image_manifest(aws, (account, repository), base.digest)
         if there is None:
-            account, repository = registry_of(aws, order.environment, "chat")
             raise CommandError(
                 f"the base image for {hardware.value}, {repository}@{base.digest}, is not in the registry of account "
                 f"{account} in {aws.region}",
@@ -211,7 +212,7 @@ def _gone(
         exported = _exported(finished[build.label], IMAGE_VARIABLES if isinstance(thing, Hardware) else MODEL_VARIABLES)
         if isinstance(thing, Hardware):
             there = (
-                image_manifest(aws, order.environment, "decision", exported["IMAGE_DIGEST"]) is not None
+                image_manifest(aws, own_registry(aws, order.environment), exported["IMAGE_DIGEST"]) is not None
                 and recorded_size(aws, order.bucket, exported["IMAGE_SBOM_KEY"]) is not None
             )
         else:

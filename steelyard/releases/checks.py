@@ -21,7 +21,8 @@ from steelyard.environment import Environment
 from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.releases.manifest import Kind, Release, ReleasedImage, ReleasedModel
 from steelyard_constructs.hardware import Hardware
-from steelyard_constructs.images import DLC_REPOSITORY
+from steelyard_constructs.images import publisher_account
+from steelyard_constructs.refusal import Refused
 
 LOCAL_ACCOUNT = "000000000000"
 """The account of the local cloud; AWS gives it to nobody."""
@@ -173,7 +174,7 @@ def image_faults(
     """A sentence for everything that is wrong with an image in its registry."""
     from steelyard_constructs import release_gate_handler as gate
 
-    where, repository = registry_of(aws, environment, kind)
+    where, repository = registry_of(aws, environment, kind, image)
     with told():
         yield from gate.image_faults(aws.client("ecr"), [where, repository, image.digest])
     if image.architecture is not hardware.architecture:
@@ -181,34 +182,45 @@ def image_faults(
         yield f"the image {image.digest} differs: it is for {found}, not {wanted}"
 
 
-def registry_of(aws: Aws, environment: Environment, kind: Kind) -> tuple[str, str]:
-    """Account and repository that endpoints of this kind pull from.
+Registry = tuple[str, str]
+"""Account and repository."""
+
+
+def registry_of(aws: Aws, environment: Environment, kind: Kind, image: ReleasedImage) -> Registry:
+    """Account and repository that endpoints of this kind pull an image from.
 
     Raises:
         CommandError: AWS has no registry of published containers in the region that the CDK knows.
     """
-    if kind == "decision":
-        return environment.images.account or aws.account(), environment.repository_name
-    account = environment.images.chat_account or _publisher(aws.region)
-    return account, environment.images.chat_repository or DLC_REPOSITORY
+    return own_registry(aws, environment) if kind == "decision" else published_registry(aws, environment, image)
+
+
+def own_registry(aws: Aws, environment: Environment) -> Registry:
+    """Account and repository of our images."""
+    return environment.images.account or aws.account(), environment.repository_name
+
+
+def published_registry(aws: Aws, environment: Environment, image: ReleasedImage) -> Registry:
+    """Account and repository of a container that AWS publishes.
+
+    Raises:
+        CommandError: The CDK knows no registry of published containers in the region.
+    """
+    reference = image.published(account=environment.images.chat_account)
+    return reference.account or _publisher(aws.region), reference.repository
 
 
 def _publisher(region: str) -> str:
     from steelyard.nodejs import use_packaged_node
 
     use_packaged_node()
-    from aws_cdk import region_info
-
-    if (account := region_info.RegionInfo.get(region).dlc_repository_account) is None:
-        raise CommandError(
-            f"the CDK does not know AWS's registry of published containers in {region}",
-            code=ExitCode.USAGE,
-            hint="Set chat_account in the environment's [images].",
-        )
-    return account
+    try:
+        return publisher_account(region)
+    except Refused as refused:
+        raise CommandError(str(refused), code=ExitCode.USAGE) from refused
 
 
-def image_manifest(aws: Aws, environment: Environment, kind: Kind, digest: str) -> tuple[str, str] | None:
+def image_manifest(aws: Aws, registry: Registry, digest: str) -> tuple[str, str] | None:
     """An image's manifest as its registry has it, and its media type; None where there is no such image.
 
     Raises:
@@ -218,14 +230,14 @@ def image_manifest(aws: Aws, environment: Environment, kind: Kind, digest: str) 
 
     from steelyard_constructs import release_gate_handler as gate
 
-    account, repository = registry_of(aws, environment, kind)
+    account, repository = registry
     with told():
         try:
             images = aws.client("ecr").batch_get_image(
                 registryId=account,
                 repositoryName=repository,
                 imageIds=[{"imageDigest": digest}],
-                acceptedMediaTypes=[*gate.SINGLE, *gate.INDEX],
+                acceptedMediaTypes=[gate.SINGLE, *gate.OTHER],
             )["images"]
         except ClientError as error:
             if error_code(error) == "RepositoryNotFoundException":
@@ -236,7 +248,7 @@ def image_manifest(aws: Aws, environment: Environment, kind: Kind, digest: str) 
 
 def label_faults(aws: Aws, environment: Environment, image: ReleasedImage) -> Iterator[str]:
     """Whether the bytes in the registry hash to the digest, and the labels in them are what the release says."""
-    if image.build is None or (found := image_manifest(aws, environment, "decision", image.digest)) is None:
+    if image.build is None or (found := image_manifest(aws, own_registry(aws, environment), image.digest)) is None:
         return
     manifest = found[0]
     if (digest := f"sha256:{hashlib.sha256(manifest.encode()).hexdigest()}") != image.digest:
@@ -258,7 +270,7 @@ def label_faults(aws: Aws, environment: Environment, image: ReleasedImage) -> It
 
 
 def _labels(aws: Aws, environment: Environment, config_digest: str) -> Mapping[str, str]:
-    account, repository = registry_of(aws, environment, "decision")
+    account, repository = own_registry(aws, environment)
     with told():
         url = aws.client("ecr").get_download_url_for_layer(
             registryId=account, repositoryName=repository, layerDigest=config_digest
@@ -338,7 +350,7 @@ def scan_summary(aws: Aws, environment: Environment, image: ReleasedImage) -> st
     """What ECR's scan found in one of our images, in a few words."""
     from botocore.exceptions import ClientError
 
-    account, repository = registry_of(aws, environment, "decision")
+    account, repository = own_registry(aws, environment)
     try:
         said: dict[str, Any] = aws.client("ecr").describe_image_scan_findings(
             registryId=account, repositoryName=repository, imageId={"imageDigest": image.digest}

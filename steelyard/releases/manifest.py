@@ -26,7 +26,7 @@ from steelyard.faults import sentences
 from steelyard.models.catalogue import Sha256
 from steelyard.strict import Listed, Named, Strict
 from steelyard_constructs.hardware import Architecture, Hardware
-from steelyard_constructs.images import DLC_REPOSITORY, ImageReference
+from steelyard_constructs.images import ImageReference
 from steelyard_constructs.model_artifact import ModelArtifact
 
 FOLDER = Path(__file__).resolve().parents[2] / "releases"
@@ -41,11 +41,8 @@ SHORTEST_PREFIX = 6
 """A release can be named by this many first digits, where they are those of one release only."""
 
 MODEL_MANIFEST = "model-manifest.json"
-SINGLE_IMAGE_TYPES = (
-    "application/vnd.docker.distribution.manifest.v2+json",
-    "application/vnd.oci.image.manifest.v1+json",
-)
-"""Media types of one image for one platform. SageMaker does not take an index of several."""
+IMAGE_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
+"""The media type that SageMaker takes: one image for one platform, in Docker's format. It refuses OCI's."""
 
 # Not part of what a release is: its name follows from the rest, and a note is for people.
 _NOT_CONTENT = ("id", "note")
@@ -140,6 +137,15 @@ class ReleasedImage(Strict):
         # A validator says better than a pattern what is wrong; the schema has the pattern.
         Field(description="sha256: and 64 hexadecimal digits.", json_schema_extra={"pattern": _DIGEST}),
     ]
+    repository: Annotated[
+        str | None,
+        # Left out where there is none, so that our images are written as they always were.
+        Field(
+            description="Repository of a published container in AWS's registry: AWS has one for each architecture. "
+            "Null for our images, whose repository is the environment's.",
+            exclude_if=operator.not_,
+        ),
+    ] = None
     architecture: Annotated[Named[Architecture], Field(description="x86_64 or arm64.")]
     cuda: Annotated[str | None, Field(description="Its CUDA version, such as 13.0; null without.")] = None
     llama_cpp: Annotated[str, Field(pattern=r"^b[0-9]+$", description="Build of llama.cpp in it, such as b10433.")]
@@ -156,13 +162,20 @@ class ReleasedImage(Strict):
         ImageReference(repository="image", digest=value)
         return value
 
+    @field_validator("repository")
+    @classmethod
+    def _names_a_repository(cls, value: str | None) -> str | None:
+        if value is not None:
+            ImageReference(repository=value, digest=f"sha256:{'0' * 64}")
+        return value
+
     @field_validator("media_type")
     @classmethod
     def _single(cls, value: str | None) -> str | None:
-        if value is not None and value not in SINGLE_IMAGE_TYPES:
+        if value is not None and value != IMAGE_TYPE:
             raise ValueError(
-                f"{value!r} is not the media type of a single image, and SageMaker takes no other; build with "
-                "--provenance=false --sbom=false"
+                f"{value!r} is not {IMAGE_TYPE}, and SageMaker takes no other; build with --provenance=false "
+                "--sbom=false --output type=image,oci-mediatypes=false"
             )
         return value
 
@@ -176,14 +189,20 @@ class ReleasedImage(Strict):
             account=account,
         )
 
-    def published(self, *, account: str | None, repository: str | None) -> ImageReference:
-        """The published container, in AWS's registry of the region unless ``account`` names another."""
+    def published(self, *, account: str | None) -> ImageReference:
+        """The published container, in AWS's registry of the region unless ``account`` names another.
+
+        Raises:
+            CommandError: It is one of our images.
+        """
+        if self.repository is None:
+            raise CommandError(f"the image {self.digest} names no repository, so it is no published container")
         return ImageReference.dlc(
+            repository=self.repository,
             digest=self.digest,
             architecture=self.architecture,
             cuda=self.cuda,
             account=account,
-            repository=repository or DLC_REPOSITORY,
         )
 
 
@@ -234,6 +253,13 @@ class Release(Strict):
 
     @model_validator(mode="after")
     def _complete(self) -> Release:
+        for kind, images in self.images.items():
+            for hardware, image in images.items():
+                if (image.repository is None) == (kind == "chat"):
+                    raise ValueError(
+                        f"images.{kind}.{hardware.value}: repository says where AWS publishes a container; an image "
+                        "for chat has it, and our images for decisions do not"
+                    )
         if self.sample:
             return self
         if self.source is None:

@@ -1,8 +1,8 @@
-"""What has to be built for a release of an environment, and which projects build it."""
+"""What has to be built for a release of some environments, and which projects build it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from steelyard.environment import Environment
@@ -27,21 +27,27 @@ class Plan:
 
 
 def plan_for(
-    environment: Environment, *, models: Mapping[str, str] | None = None, images: Iterable[Hardware] = ()
+    environment: Environment,
+    *,
+    targets: Sequence[Environment] = (),
+    models: Mapping[str, str] | None = None,
+    images: Iterable[Hardware] = (),
 ) -> Plan:
-    """What the endpoints of an environment need, and what is asked for beside it.
+    """Plan a release that fits an environment and those that it is promoted to, with what is asked for beside it.
 
     Args:
-        environment: The environment.
-        models: Model by role, over those of its file.
+        environment: The environment that builds it.
+        targets: The other environments that it is meant for.
+        models: Model by role, over those of the environment's file.
         images: Further hardware to build our image for.
 
     Raises:
         CommandError: The environment does not build what is needed, or does not say which model a role gets.
     """
     asked = dict(models or {})
-    roles = {each.role for each in environment.endpoints.values() if each.hub is None} | asked.keys()
-    hardware = {each.machine for each in environment.endpoints.values() if each.kind == "decision"} | set(images)
+    served = [each for meant in (environment, *targets) for each in meant.endpoints.values()]
+    roles = {each.role for each in served if each.hub is None} | asked.keys()
+    hardware = {each.machine for each in served if each.kind == "decision"} | set(images)
     if not roles and not hardware:
         raise CommandError(
             f"the environment {environment.name!r} has no endpoints, so there is nothing to put into a release",
@@ -57,16 +63,25 @@ def plan_for(
         )
     if absent := sorted(each.value for each in hardware if each.value not in environment.builds.images):
         raise CommandError(
-            f"the environment {environment.name!r} builds no image for {', '.join(absent)}; it builds for "
-            f"{', '.join(environment.builds.images) or 'none'}",
+            f"the environment {environment.name!r} builds no image for {', '.join(absent)}"
+            f"{_needed_by(targets, absent)}; it builds for {', '.join(environment.builds.images) or 'none'}",
             code=ExitCode.USAGE,
             hint=f"Add it to images of [builds] in environments/{environment.name}.toml.",
         )
     return Plan(
         models={role: _model_of(environment, role, asked) for role in sorted(roles)},
         images=tuple(sorted(hardware)),
-        published=tuple(sorted({each.machine for each in environment.endpoints.values() if each.kind == "chat"})),
+        published=tuple(sorted({each.machine for each in served if each.kind == "chat"})),
     )
+
+
+def _needed_by(targets: Sequence[Environment], hardware: Sequence[str]) -> str:
+    needing = [
+        each.name
+        for each in targets
+        if any(one.kind == "decision" and one.hardware in hardware for one in each.endpoints.values())
+    ]
+    return f", which {', '.join(needing)} needs" if needing else ""
 
 
 def _model_of(environment: Environment, role: str, asked: Mapping[str, str]) -> str:

@@ -163,6 +163,18 @@ ENDPOINTS_REFUSED = {
         decision(kind="chat", model="chat", hub={"repository": "a/b", "file": "c.gguf", "bytes": 1}),
         "both hub and model 'chat' are set; remove one of them",
     ),
+    "scaling of burstable instances": (
+        decision(instance_type="ml.t2.xlarge", scaling=scaling()),
+        "instance type 'ml.t2.xlarge' is burstable, and scaling cannot follow its load",
+    ),
+    "an instance type that does not exist": (
+        decision(instance_type="ml.c7i.3xlarge"),
+        "'ml.c7i.3xlarge' does not exist: the family 'c7i' has the sizes large",
+    ),
+    "processors that the Arm container was not built for": (
+        decision(hardware="graviton", instance_type="ml.m6g.xlarge"),
+        "built for Graviton3 and newer",
+    ),
     "a timeout beyond SageMaker's": (decision(startup_timeout_s=3601), "less than or equal to 3600 (it is 3601)"),
     **{
         f"{name} = {value[:20]!r} for the container": (decision(threads=2, environment={name: value}), sentence)
@@ -259,6 +271,13 @@ def test_every_fault_of_a_containers_environment_is_told_at_once() -> None:
 
 
 ENVIRONMENTS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a hub in a network without a way out": (
+        {
+            "endpoints": {"one": decision(kind="chat", hub={"repository": "a/b", "file": "c.gguf", "bytes": 1})},
+            "network": {"kind": "created"},
+        },
+        "hub is set, but the network is 'created', a VPC without any way out",
+    ),
     "a region without pools": (
         {
             "region": "eu-south-1",

@@ -8,7 +8,7 @@ import pytest
 
 from steelyard_constructs import images
 from steelyard_constructs.hardware import Architecture, Hardware
-from steelyard_constructs.images import DLC_REPOSITORY, ImageReference, check_image
+from steelyard_constructs.images import ImageReference, check_image
 from steelyard_constructs.model_artifact import HubModel, ModelArtifact, timeout, volume_gib
 from steelyard_constructs.refusal import Refused
 
@@ -33,7 +33,7 @@ def test_a_pinned_uri_is_taken_apart():
 
 def test_the_published_container_is_left_to_the_region_of_the_endpoint():
     image = ImageReference.dlc(digest=DIGEST)
-    assert (image.repository, image.account, image.region, image.published) == (DLC_REPOSITORY, None, None, True)
+    assert (image.repository, image.account, image.region, image.published) == ("llama-cpp", None, None, True)
 
 
 @pytest.mark.parametrize(("image", "hardware"), [(X86, Hardware.CPU), (ARM, Hardware.GRAVITON), (CUDA, Hardware.CUDA)])
@@ -153,9 +153,11 @@ def test_a_prefix_and_an_archive_are_told_apart():
 @pytest.mark.parametrize(
     ("source", "download", "startup"),
     [
-        (ModelArtifact("m", "k/", 1), 120, 180),
-        (ModelArtifact("m", "k/", 8 * GB), 120 + 160, 180 + 200),
-        (ModelArtifact("m", "k.tar.gz", 8 * GB), 120 + 160 + 160, 180 + 200),
+        # What a healthy container does not use costs nothing, so there is a least.
+        (ModelArtifact("m", "k/", 1), 300, 600),
+        (ModelArtifact("m", "k/", 24 * GB), 120 + 480, 180 + 600),
+        (ModelArtifact("m", "k.tar.gz", 24 * GB), 120 + 480 + 480, 180 + 600),
+        (HubModel("a/b", "a.gguf", 1), 60, 600),
         (HubModel("a/b", "a.gguf", 8 * GB), 60, 180 + 400 + 100),
     ],
 )

@@ -40,7 +40,7 @@ def content() -> dict[str, Any]:
         "source": {"commit": "1" * 40, "dirty": False},
         "models": {"decision": model},
         "images": {
-            "chat": {"cpu": {"digest": "sha256:" + "c" * 64, "media_type": DOCKER, **IMAGE}},
+            "chat": {"cpu": {"digest": "sha256:" + "c" * 64, "repository": "llama-cpp", "media_type": DOCKER, **IMAGE}},
             "decision": {"cpu": {"digest": "sha256:" + "d" * 64, "media_type": DOCKER, "build": BUILD, **IMAGE}},
         },
         "prompts": [{"name": "decision", "version": "1", "sha256": "f" * 64}],
@@ -114,7 +114,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a tag for a digest": (lambda data: image_of(data).update(digest="latest"), "a tag can be moved to another image"),
     "an index of images": (
         lambda data: image_of(data).update(media_type="application/vnd.oci.image.index.v1+json"),
-        "is not the media type of a single image",
+        "is not application/vnd.docker.distribution.manifest.v2+json, and SageMaker takes no other",
     ),
     "no media type": (lambda data: image_of(data).pop("media_type"), "images.decision.cpu has no media_type"),
     "no facts of the build": (lambda data: image_of(data).pop("build"), "build says what our images are made of"),
