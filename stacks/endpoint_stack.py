@@ -20,10 +20,12 @@ from steelyard_constructs.chat_endpoint import ChatEndpoint, ChatFlags
 from steelyard_constructs.decision_endpoint import DecisionEndpoint
 from steelyard_constructs.endpoint import VARIANT_NAME, EndpointProps
 from steelyard_constructs.endpoint_alarms import EndpointAlarms, Thresholds
+from steelyard_constructs.endpoint_metrics import EndpointMetrics
 from steelyard_constructs.endpoint_scaling import EndpointScaling, Schedule
 from steelyard_constructs.isolated_network import IsolatedNetwork
 from steelyard_constructs.model_artifact import HubModel
 from steelyard_constructs.release_gate import GatedModel, ReleaseGate
+from steelyard_constructs.rollback_alarms import RollbackAlarms
 from steelyard_constructs.rollout import Canary
 
 
@@ -70,6 +72,7 @@ class EndpointStack(EnvironmentStack):
         cdk.Tags.of(self).add(TAG_RELEASE, release.id)
         cdk.Tags.of(self).add(TAG_ENDPOINT, name)
         endpoint_name = environment.endpoint_name(name)
+        self.endpoint = self._endpoint(release, shared, self._props(endpoint_name, release, shared))
         alarms = EndpointAlarms(
             self,
             "Alarms",
@@ -78,7 +81,8 @@ class EndpointStack(EnvironmentStack):
             topic=shared.topic,
             thresholds=_thresholds(self._declared),
         )
-        self.endpoint = self._endpoint(release, shared, self._props(endpoint_name, release, shared, alarms.rollback))
+        # Made before it, the alarm of its health would go off while SageMaker makes the first instances.
+        alarms.node.add_dependency(self.endpoint.endpoint)
         self._scale()
         caller = self._caller()
         self._gate(release, shared)
@@ -117,9 +121,7 @@ class EndpointStack(EnvironmentStack):
         )
         gate.guard(*everything)
 
-    def _props(
-        self, endpoint_name: str, release: Release, shared: Shared, rollback_alarms: Sequence[cloudwatch.IAlarm]
-    ) -> EndpointProps:
+    def _props(self, endpoint_name: str, release: Release, shared: Shared) -> EndpointProps:
         declared = self._declared
         vpc, subnets = self._place(shared.network)
         return EndpointProps(
@@ -139,9 +141,13 @@ class EndpointStack(EnvironmentStack):
             inference_ami=declared.inference_ami,
             log_retention=self.log_retention,
             removal_policy=self.removal_policy,
-            rollback_alarms=rollback_alarms,
+            scaled=declared.scaling is not None,
+            rollback_alarms=self._rollback_alarms,
             canary=Canary(declared.canary.percent, declared.canary.wait_s) if declared.canary else None,
         )
+
+    def _rollback_alarms(self, metrics: EndpointMetrics) -> Sequence[cloudwatch.IAlarm]:
+        return RollbackAlarms(self, "Rollback", metrics=metrics, thresholds=_thresholds(self._declared)).all
 
     def _endpoint(self, release: Release, shared: Shared, props: EndpointProps) -> DecisionEndpoint | ChatEndpoint:
         declared = self._declared

@@ -62,7 +62,10 @@ class EnvironmentStack(cdk.Stack):
     @property
     def removal_policy(self) -> cdk.RemovalPolicy:
         """What becomes of what the environment stores when a stack is deleted."""
-        return cdk.RemovalPolicy.DESTROY if self.settings.removal_policy == "destroy" else cdk.RemovalPolicy.RETAIN
+        if self.settings.removal_policy == "destroy":
+            return cdk.RemovalPolicy.DESTROY
+        # Not RETAIN: what a failed first deployment left behind would be in the way of the second one.
+        return cdk.RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE
 
     @property
     def log_retention(self) -> logs.RetentionDays:

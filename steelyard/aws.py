@@ -155,6 +155,11 @@ class Stack:
         """Whether the last thing that was done to it worked, or was taken back."""
         return self.status in ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "IMPORT_COMPLETE")
 
+    @property
+    def lived(self) -> bool:
+        """Whether a deployment of it ever worked."""
+        return self.status not in ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "REVIEW_IN_PROGRESS")
+
 
 def find_stack(aws: Aws, name: str) -> Stack | None:
     """The stack called ``name``; None when there is none.

@@ -6,11 +6,19 @@ from collections.abc import Callable
 from typing import Protocol
 
 from steelyard import console
-from steelyard.aws import Aws, Stack, find_stack, stacks_of
+from steelyard.aws import Aws, Stack, find_stack, stacks_of, told
 from steelyard.cdk import Cdk
 from steelyard.environment import Environment, check_release
 from steelyard.exit_codes import CommandError
-from steelyard.releases.checks import State, check_account, findings, image_manifest, model_faults, refuse
+from steelyard.releases.checks import (
+    State,
+    check_account,
+    findings,
+    image_manifest,
+    model_faults,
+    own_registry,
+    refuse,
+)
 from steelyard.releases.manifest import Release, ReleasedModel
 
 BOOTSTRAP_STACK = "CDKToolkit"
@@ -57,6 +65,7 @@ def prepare(aws: Aws, environment: Environment, cdk: Cdk, say: Say) -> str:
         cdk.bootstrap(account=account, region=aws.region)
     say(f"cdk synth: environment {environment.name}, release {cdk.release}")
     cdk.synth()
+    unprotect_failed(aws, environment, say)
     for stack in undeclared(aws, environment, cdk):
         console.note(
             f"the stack {stack.name} ({stack.status}) belongs to nothing in environments/{environment.name}.toml any "
@@ -99,6 +108,69 @@ def deploy(
     )
     say("cdk deploy --all")
     cdk.deploy()
+    for name in environment.endpoints:
+        check_serving(aws, environment, release, name)
+
+
+def unprotect_failed(aws: Aws, environment: Environment, say: Say) -> None:
+    """Lift the protection of stacks whose first deployment failed: the CDK deletes them before it makes them anew.
+
+    CloudFormation protects a stack from the moment it is asked for, and nothing but deletion is possible after that.
+
+    Raises:
+        CommandError: AWS refuses.
+    """
+    for stack in stacks_of(aws, environment).values():
+        if stack.protected and not stack.lived:
+            say(f"the first deployment of {stack.name} failed ({stack.status}); it is deployed anew")
+            with told():
+                aws.client("cloudformation").update_termination_protection(
+                    StackName=stack.name, EnableTerminationProtection=False
+                )
+
+
+def check_serving(aws: Aws, environment: Environment, release: Release, name: str) -> None:
+    """Find out whether an endpoint serves what its stack declares; an answer alone could be the old version's.
+
+    Args:
+        aws: Where to ask.
+        environment: The environment.
+        release: What was deployed.
+        name: The endpoint's name in the environment file.
+
+    Raises:
+        CommandError: Another configuration or image is in service, or the endpoint is not in service.
+    """
+    declared = environment.endpoints[name]
+    stack, full_name = environment.stack_name(f"Endpoint-{name}"), environment.endpoint_name(name)
+    with told():
+        resources = aws.client("cloudformation").describe_stack_resources(StackName=stack)["StackResources"]
+        serving = aws.client("sagemaker").describe_endpoint(EndpointName=full_name)
+    configs = [
+        each["PhysicalResourceId"].rpartition("/")[2]
+        for each in resources
+        if each["ResourceType"] == "AWS::SageMaker::EndpointConfig"
+    ]
+    digest = release.image(declared.kind, declared.machine).digest
+    images = [
+        image["ResolvedImage"].rpartition("@")[2]
+        for variant in serving.get("ProductionVariants", ())
+        for image in variant.get("DeployedImages", ())
+    ]
+    if serving["EndpointStatus"] != "InService":
+        fault = f"it is {serving['EndpointStatus']}"
+    elif [serving["EndpointConfigName"].lower()] != [each.lower() for each in configs]:  # an ARN is in lower case
+        fault = f"the configuration {serving['EndpointConfigName']} is in service, and the stack declares {configs[0]}"
+    elif set(images) != {digest}:
+        fault = f"it runs the image {', '.join(images) or 'of none'}, and the release has {digest}"
+    else:
+        return
+    reason = f" ({serving['FailureReason']})" if serving.get("FailureReason") else ""
+    raise CommandError(
+        f"the endpoint {full_name} does not serve release {release.id}: {fault}{reason}",
+        hint=f"The log of its containers says more: /aws/sagemaker/Endpoints/{full_name}. Deploy again when the "
+        "cause is gone.",
+    )
 
 
 def _provide(
@@ -109,7 +181,7 @@ def _provide(
             say(f"the model {model.name} into s3://{bucket}")
             supplies.provide_model(aws, model, bucket=bucket)
     for digest in image_digests(environment, release):
-        if image_manifest(aws, environment, "decision", digest) is None:
+        if image_manifest(aws, own_registry(aws, environment), digest) is None:
             say(f"our image {digest[:19]} into the registry")
             supplies.provide_image(digest, repository=environment.repository_name)
 

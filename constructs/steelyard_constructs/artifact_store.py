@@ -13,6 +13,7 @@ from constructs import Construct
 from steelyard_constructs.bucket_emptier import BucketEmptier
 from steelyard_constructs.numeric import check_whole
 from steelyard_constructs.refusal import Refused
+from steelyard_constructs.removal import check_removal_policy
 
 
 class ArtifactStore(Construct):
@@ -62,8 +63,7 @@ class ArtifactStore(Construct):
             Refused: Another removal policy, or a number of days below 1.
         """
         super().__init__(scope, id)
-        if removal_policy not in (cdk.RemovalPolicy.DESTROY, cdk.RemovalPolicy.RETAIN):
-            raise Refused(f"removal_policy is {removal_policy.name}; a bucket is kept or not: use DESTROY or RETAIN")
+        check_removal_policy("a bucket", removal_policy)
         for name, days in (("noncurrent_days", noncurrent_days), ("access_log_days", access_log_days)):
             check_whole(name, days)
             if days < 1:

@@ -7,7 +7,7 @@ Use :class:`~steelyard_constructs.decision_endpoint.DecisionEndpoint` or
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Required, TypedDict, Unpack
 
@@ -21,6 +21,7 @@ from aws_cdk import aws_sagemaker as sagemaker
 from constructs import Construct
 
 from steelyard_constructs.container_variables import container_variables
+from steelyard_constructs.endpoint_metrics import EndpointMetrics
 from steelyard_constructs.environment_key import LOG_KEY_ACTIONS
 from steelyard_constructs.execution_role import ExecutionRole
 from steelyard_constructs.hardware import (
@@ -30,9 +31,10 @@ from steelyard_constructs.hardware import (
     PooledInstance,
     check_ami,
     check_instances,
+    check_scalable,
     check_threads,
 )
-from steelyard_constructs.images import ImageReference, check_image
+from steelyard_constructs.images import ImageReference, check_image, publisher_account
 from steelyard_constructs.model_artifact import HubModel, ModelArtifact, timeout, volume_gib
 from steelyard_constructs.numeric import check_whole
 from steelyard_constructs.refusal import Refused
@@ -54,8 +56,7 @@ class EndpointProps(TypedDict, total=False):
         hardware: Kind of machine.
         instance_type: The only instance type, such as ``ml.c7i.2xlarge``. Either this or ``instance_pool``.
         instance_pool: Instance types in order of preference.
-        initial_instance_count: Instances at the first deployment, 1 or more; 1 unless set. Later deployments keep the
-            count that is there.
+        initial_instance_count: Instances, 1 or more; 1 unless set. With ``scaled``, those of the first deployment only.
         environment: Further variables of the container.
         threads: Threads of llama.cpp; every physical core unless set.
         vpc: VPC of the containers; none unless set.
@@ -72,7 +73,10 @@ class EndpointProps(TypedDict, total=False):
         inference_ami: AMI of CUDA instances; the newest unless set.
         log_retention: How long logs are kept; 30 days unless set.
         removal_policy: Whether the logs go with the stack; they do unless set.
-        rollback_alarms: Alarms that undo an update while it is rolled out, at most 10.
+        scaled: Whether the instance count is scaled; it is then kept by an update, and else set to
+            ``initial_instance_count``.
+        rollback_alarms: Makes the alarms that undo an update while it is rolled out, at most 10, of the metrics of the
+            instances that the update brings; see :class:`~steelyard_constructs.rollback_alarms.RollbackAlarms`.
         canary: How an update is rolled out; all instances at once unless set.
         drain_s: How long the old instances finish what they are streaming after an update, in seconds, 0 to 3600; 480
             unless set, the longest that the server lets a stream last.
@@ -96,7 +100,8 @@ class EndpointProps(TypedDict, total=False):
     inference_ami: str | None
     log_retention: logs.RetentionDays
     removal_policy: RemovalPolicy
-    rollback_alarms: Sequence[cloudwatch.IAlarm]
+    scaled: bool
+    rollback_alarms: Callable[[EndpointMetrics], Sequence[cloudwatch.IAlarm]] | None
     canary: Canary | None
     drain_s: int
 
@@ -123,7 +128,8 @@ class _Settings:
     inference_ami: str | None = None
     log_retention: logs.RetentionDays = logs.RetentionDays.ONE_MONTH
     removal_policy: RemovalPolicy = RemovalPolicy.DESTROY
-    rollback_alarms: Sequence[cloudwatch.IAlarm] = ()
+    scaled: bool = False
+    rollback_alarms: Callable[[EndpointMetrics], Sequence[cloudwatch.IAlarm]] | None = None
     canary: Canary | None = None
     drain_s: int = 480
 
@@ -133,7 +139,7 @@ class Endpoint(Construct):
 
     Model and configuration have no names, so CloudFormation replaces them when anything in them changes (none of their
     properties can be changed in place) and moves the endpoint, whose name stays, from the old to the new. The instance
-    count that scaling has reached is kept (``RetainAllVariantProperties``).
+    count that scaling has reached is kept (``RetainAllVariantProperties``); without scaling, a new count is set.
 
     Attributes:
         model: The model.
@@ -183,6 +189,8 @@ class Endpoint(Construct):
             region=_known(Stack.of(self).region),
         )
         check_threads(given.threads, self.instance_types)
+        if given.scaled:
+            check_scalable(self.instance_types)
 
         self.endpoint_name = given.endpoint_name
         self.variant_name = VARIANT_NAME
@@ -203,20 +211,24 @@ class Endpoint(Construct):
         # SageMaker checks the role's access while it makes the model.
         self.model.node.add_dependency(*execution.policies)
         self.config = self._make_config(given, source)
+        alarms = self._rollback_alarms(given)
         self.endpoint = sagemaker.CfnEndpoint(
             self,
             "Endpoint",
             endpoint_name=given.endpoint_name,
             endpoint_config_name=self.config.attr_endpoint_config_name,
-            retain_all_variant_properties=True,
+            retain_all_variant_properties=given.scaled,
             deployment_config=deployment_config(
-                alarms=given.rollback_alarms,
+                alarms=alarms,
                 canary=given.canary,
                 drain_s=given.drain_s,
                 instances=given.initial_instance_count,
             ),
         )
         self.endpoint.node.add_dependency(self.log_group)
+        if alarms:
+            # An update is refused, or unguarded, where the role may not read the alarms that it names.
+            self.endpoint.node.add_dependency(execution.let_read(alarms))
         self.endpoint_arn = self.endpoint.ref
 
     def grant_invoke(self, grantee: iam.IGrantable) -> iam.Grant:
@@ -225,6 +237,13 @@ class Endpoint(Construct):
             grantee=grantee,
             actions=["sagemaker:InvokeEndpoint", "sagemaker:InvokeEndpointWithResponseStream"],
             resource_arns=[self.endpoint_arn],
+        )
+
+    def _rollback_alarms(self, given: _Settings) -> Sequence[cloudwatch.IAlarm]:
+        if given.rollback_alarms is None:
+            return ()
+        return given.rollback_alarms(
+            EndpointMetrics(given.endpoint_name, VARIANT_NAME, self.config.attr_endpoint_config_name)
         )
 
     def _make_log_group(self, given: _Settings) -> logs.LogGroup:
@@ -361,13 +380,7 @@ class Endpoint(Construct):
                 f"image {image.repository!r} is published by AWS in a registry of each region, but the stack has no "
                 "region; give the stack env=Environment(region=...), or the image an account"
             )
-        account = region_info.RegionInfo.get(region).dlc_repository_account
-        if account is None:
-            raise Refused(
-                f"the CDK knows no registry of AWS Deep Learning Containers in {region!r}; give the image the account "
-                "from AWS's list of registries, or use another region"
-            )
-        return account
+        return publisher_account(region)
 
     def _image_uri(self, image: ImageReference) -> str:
         account, region = self._registry(image)

@@ -63,8 +63,8 @@ class EndpointAlarms(Construct):
         ...     variant_name="primary",
         ...     thresholds=Thresholds(latency_p95_ms=2_000),
         ... )
-        >>> len(alarms.rollback), len(alarms.all)
-        (4, 7)
+        >>> len(alarms.all)
+        7
         >>> template = app.synth().get_stack_by_name("Example").template
     """
 
@@ -83,7 +83,7 @@ class EndpointAlarms(Construct):
         Args:
             scope: Parent.
             id: Name within it.
-            endpoint_name: The endpoint's plain name: alarms that undo its updates exist before it.
+            endpoint_name: The endpoint's name.
             variant_name: Its variant.
             topic: Who is told, when an alarm goes off and when it is over.
             thresholds: When they go off.
@@ -93,7 +93,7 @@ class EndpointAlarms(Construct):
         """
         super().__init__(scope, id)
         limits = thresholds or Thresholds()
-        _check(limits)
+        check_thresholds(limits)
         metrics = EndpointMetrics(endpoint_name, variant_name)
         self._endpoint_name = endpoint_name
         self._topic = topic
@@ -148,17 +148,17 @@ class EndpointAlarms(Construct):
         )
 
     @property
-    def rollback(self) -> Sequence[cloudwatch.IAlarm]:
-        """Those that should undo an update.
-
-        Not the callers' errors, which no version can help; nor health, which is in alarm before the first deployment.
-        """
-        return (self.failures, self.server_errors, self.unanswered, self.latency)
-
-    @property
     def all(self) -> Sequence[cloudwatch.IAlarm]:
         """All of them."""
-        return (*self.rollback, self.client_errors, self.health, self.memory)
+        return (
+            self.failures,
+            self.server_errors,
+            self.unanswered,
+            self.client_errors,
+            self.latency,
+            self.health,
+            self.memory,
+        )
 
     def _alarm(
         self,
@@ -171,16 +171,15 @@ class EndpointAlarms(Construct):
         missing: cloudwatch.TreatMissingData = _MISSING.NOT_BREACHING,
         minutes: tuple[int, int] = (2, 3),
     ) -> cloudwatch.Alarm:
-        alarm = cloudwatch.Alarm(
+        alarm = make_alarm(
             self,
             id,
-            metric=metric,
-            threshold=threshold,
-            comparison_operator=comparison,
-            datapoints_to_alarm=minutes[0],
-            evaluation_periods=minutes[1],
-            treat_missing_data=missing,
-            alarm_description=f"Endpoint {self._endpoint_name}: {description}",
+            metric,
+            threshold,
+            f"Endpoint {self._endpoint_name}: {description}",
+            comparison=comparison,
+            missing=missing,
+            minutes=minutes,
         )
         if self._topic is not None:
             alarm.add_alarm_action(actions.SnsAction(self._topic))
@@ -188,7 +187,48 @@ class EndpointAlarms(Construct):
         return alarm
 
 
-def _check(limits: Thresholds) -> None:
+def make_alarm(
+    scope: Construct,
+    id: str,
+    metric: cloudwatch.IMetric,
+    threshold: float,
+    description: str,
+    *,
+    comparison: cloudwatch.ComparisonOperator = _CW.GREATER_THAN_THRESHOLD,
+    missing: cloudwatch.TreatMissingData = _MISSING.NOT_BREACHING,
+    minutes: tuple[int, int] = (2, 3),
+) -> cloudwatch.Alarm:
+    """Make an alarm that goes off when so many of the last minutes breach a threshold.
+
+    Args:
+        scope: Parent.
+        id: Name within it.
+        metric: The metric, per minute.
+        threshold: Its limit.
+        description: What it means, for the person who gets the mail.
+        comparison: How the metric breaches it.
+        missing: What minutes without data count as.
+        minutes: How many minutes must breach, of how many.
+    """
+    return cloudwatch.Alarm(
+        scope,
+        id,
+        metric=metric,
+        threshold=threshold,
+        comparison_operator=comparison,
+        datapoints_to_alarm=minutes[0],
+        evaluation_periods=minutes[1],
+        treat_missing_data=missing,
+        alarm_description=description,
+    )
+
+
+def check_thresholds(limits: Thresholds) -> None:
+    """Refuse thresholds that no metric can reach, or that any reaches.
+
+    Raises:
+        Refused: One is not positive, or a share is above 100 %.
+    """
     for each in fields(limits):
         check_finite(f"the threshold {each.name}", getattr(limits, each.name))
     # CloudWatch counts it in microseconds.

@@ -21,10 +21,13 @@ class EndpointMetrics:
     Attributes:
         endpoint_name: The endpoint.
         variant_name: The variant.
+        config_name: Its configuration, for the metrics of the instances that run this one only: while an update is
+            rolled out, those are the new ones. None for all instances.
     """
 
     endpoint_name: str
     variant_name: str
+    config_name: str | None = None
 
     def invocations(self) -> cloudwatch.Metric:
         """Requests."""
@@ -107,7 +110,11 @@ class EndpointMetrics:
         return cloudwatch.Metric(
             namespace=namespace,
             metric_name=name,
-            dimensions_map={"EndpointName": self.endpoint_name, "VariantName": self.variant_name},
+            dimensions_map={
+                "EndpointName": self.endpoint_name,
+                "VariantName": self.variant_name,
+                **({} if self.config_name is None else {"EndpointConfigName": self.config_name}),
+            },
             statistic=statistic,
             period=PERIOD,
         )

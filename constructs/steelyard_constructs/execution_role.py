@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 
 from aws_cdk import Stack
+from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
@@ -94,6 +95,17 @@ class ExecutionRole(Construct):
         if encryption_key is not None:
             lasting.add_statements(*_decryption(encryption_key))
         self.policies: Sequence[iam.Policy] = (lasting, self._release_policy(repository_arn, model))
+
+    def let_read(self, alarms: Sequence[cloudwatch.IAlarm]) -> iam.Policy:
+        """Let the role read the alarms that undo an update, as SageMaker demands of it.
+
+        Developer guide, "Auto-Rollback Configuration and Monitoring": the execution role needs
+        ``cloudwatch:DescribeAlarms`` on each.
+        """
+        statement = iam.PolicyStatement(
+            sid="ReadAlarms", actions=["cloudwatch:DescribeAlarms"], resources=[alarm.alarm_arn for alarm in alarms]
+        )
+        return iam.Policy(self, "Alarms", roles=[self.role], statements=[statement])
 
     def _release_policy(self, repository_arn: str, model: ModelArtifact | None) -> iam.Policy:
         statements = [

@@ -60,6 +60,12 @@ _X86 = Family(Architecture.X86_64)
 _X86_DISK = Family(Architecture.X86_64, local_storage=True)
 _ARM = Family(Architecture.ARM64)
 _ARM_DISK = Family(Architecture.ARM64, local_storage=True)
+# deep-learning-containers, docker/llama_cpp/Dockerfile.arm64: -mcpu=neoverse-v1; its docs: "Graviton3 and newer".
+_GRAVITON2 = Family(
+    Architecture.ARM64,
+    unusable="it has Graviton2 processors, and the Arm container is built for Graviton3 and newer: it would end at its "
+    "first instruction that Graviton2 lacks, without a line in its log",
+)
 
 
 def _gpu(name: str, *, local_storage: bool = True, architecture: Architecture = Architecture.X86_64) -> Family:
@@ -76,8 +82,9 @@ _NEURON = _unusable("it has AWS Neuron accelerators, for which llama.cpp has no 
 FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("t2", "m4", "m5", "c4", "c5", "r5", "c6i", "c6in", "m6i", "r6i", "c7i", "m7i", "r7i"), _X86),
     **dict.fromkeys(("m5d", "c5d", "r5d"), _X86_DISK),
-    **dict.fromkeys(("c6g", "c6gn", "m6g", "r6g", "c7g", "c8g", "m8g", "r8g"), _ARM),
-    **dict.fromkeys(("c6gd", "m6gd", "r6gd", "r7gd"), _ARM_DISK),
+    **dict.fromkeys(("c7g", "c8g", "m8g", "r8g"), _ARM),
+    "r7gd": _ARM_DISK,
+    **dict.fromkeys(("c6g", "c6gn", "m6g", "r6g", "c6gd", "m6gd", "r6gd"), _GRAVITON2),
     "p2": _gpu("K80", local_storage=False),
     "p3": _gpu("V100", local_storage=False),
     "g4dn": _gpu("T4"),
@@ -96,6 +103,36 @@ FAMILIES: Mapping[str, Family] = {
     "p6e-gb200": _gpu("GB200", architecture=Architecture.ARM64),
     **dict.fromkeys(("inf1", "inf2", "trn1", "trn1n", "trn2"), _NEURON),
     "dl1": _unusable("it has Gaudi accelerators, for which llama.cpp has no backend"),
+}
+
+# Sizes by family, from the same list of the API.
+_FAMILIES_BY_SIZES = {
+    "medium large xlarge 2xlarge": "t2",
+    "large xlarge 2xlarge 4xlarge 8xlarge": "c4",
+    "large xlarge 2xlarge 4xlarge 9xlarge 18xlarge": "c5 c5d",
+    "large xlarge 2xlarge 4xlarge 12xlarge 24xlarge": "m5 m5d r5 r5d",
+    "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge": "c6g c6gd c6gn c7g m6g m6gd r6g r6gd",
+    "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 32xlarge": "c6i c6in m6i r6i",
+    "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge": "c7i m7i r7i",
+    "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge": "r7gd",
+    "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge": "c8g m8g r8g",
+    "xlarge 2xlarge 4xlarge 10xlarge 16xlarge": "m4",
+    "xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge": "g4dn",
+    "xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge": "g5 g6 g6e",
+    "2xlarge 4xlarge 8xlarge 12xlarge 24xlarge 48xlarge": "g7 g7e",
+    "xlarge 8xlarge 16xlarge": "p2",
+    "2xlarge 8xlarge 16xlarge": "p3",
+    "4xlarge 48xlarge": "p5",
+    "xlarge 2xlarge 6xlarge 24xlarge": "inf1",
+    "xlarge 8xlarge 24xlarge 48xlarge": "inf2",
+    "2xlarge 32xlarge": "trn1",
+    "24xlarge": "dl1 p4d p4de",
+    "32xlarge": "trn1n",
+    "36xlarge": "p6e-gb200",
+    "48xlarge": "p5e p5en p6-b200 p6-b300 trn2",
+}
+SIZES: Mapping[str, tuple[str, ...]] = {
+    family: tuple(sizes.split()) for sizes, families in _FAMILIES_BY_SIZES.items() for family in families.split()
 }
 
 _NAME = re.compile(
@@ -134,7 +171,7 @@ class InstanceType:
         """The instance type called ``name``.
 
         Raises:
-            Refused: It is not written like an instance type, or its family is not known here.
+            Refused: It is not written like an instance type, or SageMaker has no such family or size.
         """
         match = _NAME.fullmatch(name)
         if match is None:
@@ -146,6 +183,10 @@ class InstanceType:
             raise Refused(
                 f"{name!r} is of the family {family_name!r}, of which nothing is known here: use one of "
                 f"{', '.join(sorted(FAMILIES))}, or add it to FAMILIES in steelyard_constructs.hardware"
+            )
+        if match["size"] not in SIZES[family_name]:
+            raise Refused(
+                f"{name!r} does not exist: the family {family_name!r} has the sizes {', '.join(SIZES[family_name])}"
             )
         vcpus = {"medium": 1, "large": 2}.get(match["size"]) or 4 * int(match["times"] or 1)
         return cls(name, family_name, vcpus)
@@ -333,6 +374,19 @@ def _pooled_types(pool: Sequence[PooledInstance], region: str | None) -> tuple[I
 
 def _first_repeated(values: Sequence[_Value]) -> _Value | None:
     return next((value for position, value in enumerate(values) if value in values[:position]), None)
+
+
+def check_scalable(instance_types: Sequence[InstanceType]) -> None:
+    """Refuse to scale instances whose processors run on credits: load would exhaust them before a count follows.
+
+    Raises:
+        Refused: A type is burstable (the CDK's own SageMaker endpoints refuse these, too).
+    """
+    if burstable := [each.name for each in instance_types if each.family_name.startswith("t")]:
+        raise Refused(
+            f"instance type {burstable[0]!r} is burstable, and scaling cannot follow its load: choose another type, "
+            "such as ml.c7i.xlarge, or leave out the scaling"
+        )
 
 
 def check_threads(threads: int | None, instance_types: Sequence[InstanceType]) -> None:

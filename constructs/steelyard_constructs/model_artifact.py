@@ -15,6 +15,10 @@ MODEL_FOLDER = "/opt/ml/model"
 #: What SageMaker accepts for both timeouts, in seconds.
 SHORTEST_TIMEOUT_S, LONGEST_TIMEOUT_S = 60, 3600
 
+#: The least that is derived from a model's size, in seconds. The documentation of the AWS Deep Learning Containers asks
+#: for 600 until a llama.cpp container is healthy.
+LEAST_DOWNLOAD_S, LEAST_STARTUP_S = 300, 600
+
 _MB = 10**6
 _GIB = 2**30
 
@@ -95,12 +99,16 @@ class ModelArtifact:
         return f"s3://{self.bucket}/{self.key}"
 
     def download_seconds(self) -> int:
-        """2 minutes, and the time to fetch the files at 50 MB/s (and to unpack an archive at 50 MB/s)."""
-        return 120 + self.bytes // _FROM_S3 + (self.bytes // _UNPACKING if self.compressed else 0)
+        """2 minutes, and the time to fetch the files (and to unpack an archive) at 50 MB/s; 5 minutes at the least."""
+        needed = 120 + self.bytes // _FROM_S3 + (self.bytes // _UNPACKING if self.compressed else 0)
+        return max(needed, LEAST_DOWNLOAD_S)
 
     def startup_seconds(self) -> int:
-        """3 minutes, and the time to read the files twice at 80 MB/s: the start-up probe loads the model too."""
-        return 180 + 2 * self.bytes // _FROM_DISK
+        """3 minutes, and the time to read the files twice at 80 MB/s: the start-up probe loads the model too.
+
+        10 minutes at the least: what a healthy container does not use costs nothing.
+        """
+        return max(180 + 2 * self.bytes // _FROM_DISK, LEAST_STARTUP_S)
 
 
 @dataclass(frozen=True)
@@ -134,8 +142,8 @@ class HubModel:
         return SHORTEST_TIMEOUT_S
 
     def startup_seconds(self) -> int:
-        """3 minutes, the time to fetch the file at 20 MB/s, and to read it at 80 MB/s."""
-        return 180 + self.bytes // _FROM_HUB + self.bytes // _FROM_DISK
+        """3 minutes, the time to fetch the file at 20 MB/s, and to read it at 80 MB/s; 10 at the least."""
+        return max(180 + self.bytes // _FROM_HUB + self.bytes // _FROM_DISK, LEAST_STARTUP_S)
 
 
 def timeout(name: str, *, given: int | None, derived: int) -> int:

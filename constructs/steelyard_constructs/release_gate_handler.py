@@ -17,8 +17,12 @@ from typing import Any
 import boto3
 from botocore.exceptions import ClientError
 
-SINGLE = ("application/vnd.docker.distribution.manifest.v2+json", "application/vnd.oci.image.manifest.v1+json")
-INDEX = ("application/vnd.docker.distribution.manifest.list.v2+json", "application/vnd.oci.image.index.v1+json")
+SINGLE = "application/vnd.docker.distribution.manifest.v2+json"
+OTHER = (
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.oci.image.manifest.v1+json",
+)
 MANIFEST = "model-manifest.json"
 
 
@@ -31,14 +35,14 @@ def image_faults(ecr: Any, wanted: Any) -> Iterator[str]:
             registryId=registry,
             repositoryName=name,
             imageIds=[{"imageDigest": digest}],
-            acceptedMediaTypes=[*SINGLE, *INDEX],
+            acceptedMediaTypes=[SINGLE, *OTHER],
         )["images"]
     except ecr.exceptions.RepositoryNotFoundException:
         found = []
     if not found:
         yield f"{where} is missing"
-    elif (kind := found[0].get("imageManifestMediaType")) not in SINGLE:
-        yield f"{where} is a {kind}; SageMaker takes a single image only"
+    elif (kind := found[0].get("imageManifestMediaType")) != SINGLE:
+        yield f"{where} is a {kind}; SageMaker takes {SINGLE} only"
 
 
 def model_faults(s3: Any, wanted: Any) -> Iterator[str]:

@@ -33,6 +33,7 @@ class ApplicationAutoScaling:
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
+        endpoints.is_scaled = self.has_target
         self._targets = AccountRegionScopedDict()
         self._policies = AccountRegionScopedDict()
         self._schedules = AccountRegionScopedDict()
@@ -74,6 +75,9 @@ class ApplicationAutoScaling:
             if bound not in target:
                 raise ServiceError(f"{bound} is required to register a scalable target.")
         low, high = target["MinCapacity"], target["MaxCapacity"]
+        types = self._endpoints.get(name).instance_types
+        if burstable := [each for each in types if each.startswith("ml.t")]:
+            raise ServiceError(f"Autoscaling is not supported for burstable instance types such as {burstable[0]}.")
         if low < 1:
             raise ServiceError(f"MinCapacity is {low}; an endpoint without inference components needs at least 1.")
         if high < low:
@@ -85,6 +89,10 @@ class ApplicationAutoScaling:
         self._targets[key] = target
         self._bring_within(name, variant, low, high)
         return {"ScalableTargetARN": target["ScalableTargetARN"]}
+
+    def has_target(self, endpoint: str, variant: str) -> bool:
+        """Whether a variant is registered as a scalable target."""
+        return f"endpoint/{endpoint}/variant/{variant}|{DIMENSION}|sagemaker" in self._targets
 
     def deregister(self, parameters: Parameters) -> Parameters:
         """``DeregisterScalableTarget``, with its policies and scheduled actions."""

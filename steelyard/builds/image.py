@@ -32,7 +32,7 @@ from steelyard.models import catalogue, storage
 from steelyard.models.pull import pull
 from steelyard_runtime.engine import abi
 
-SINGLE = ("application/vnd.docker.distribution.manifest.v2+json", "application/vnd.oci.image.manifest.v1+json")
+SINGLE = "application/vnd.docker.distribution.manifest.v2+json"
 """Media types of a single image. SageMaker takes no index."""
 
 SOURCE_DATE_EPOCH = 1767225600
@@ -169,6 +169,8 @@ def publish(recipe: Recipe, target: Target, *, aws: Aws, allow_critical: bool, s
         if target.uri.partition("/")[0] != target.base_registry:
             log_in(ecr, target.uri.partition("/")[0])
         build(recipe, local)
+        # Before the push: an immutable tag cannot be pushed again.
+        require_single(local, kept_type(local))
         self_test(local)
         docker("push", local)
         pushed = find_pushed(ecr, target)
@@ -220,8 +222,8 @@ def require_immutable(ecr: Any, repository: str) -> None:
 
 def find_pushed(ecr: Any, target: Target) -> Pushed | None:
     """The image that the tag names in ECR; None if there is none."""
-    accepted = [*SINGLE, "application/vnd.oci.image.index.v1+json"]
-    accepted.append("application/vnd.docker.distribution.manifest.list.v2+json")
+    accepted = [SINGLE, "application/vnd.docker.distribution.manifest.list.v2+json"]
+    accepted += [f"application/vnd.oci.image.{kind}.v1+json" for kind in ("index", "manifest")]
     with told():
         answer = ecr.batch_get_image(
             repositoryName=target.repository, imageIds=[{"imageTag": target.tag}], acceptedMediaTypes=accepted
@@ -235,17 +237,24 @@ def find_pushed(ecr: Any, target: Target) -> Pushed | None:
 
 
 def require_single(reference: str, media_type: str) -> None:
-    """Refuse what SageMaker would refuse.
+    """Refuse what SageMaker would refuse: an index of several images, or an image in OCI's format.
 
     Raises:
-        CommandError: The image is an index of several.
+        CommandError: The image is one of these.
     """
-    if media_type not in SINGLE:
+    if media_type != SINGLE:
         raise CommandError(
-            f"{reference} is a {media_type}, and SageMaker takes single images only",
+            f"{reference} is a {media_type}, and SageMaker takes {SINGLE} only",
             code=ExitCode.REFUSED,
-            hint="Attestations make an index: build with --provenance=false --sbom=false, under another tag.",
+            hint="Attestations make an index (build with --provenance=false --sbom=false), and Docker's containerd "
+            "image store keeps images in OCI's format: turn that store off. Then build under another tag.",
         )
+
+
+def kept_type(tag: str) -> str:
+    """The media type under which ``docker`` keeps an image here: Docker's own, unless its store is containerd's."""
+    (found,) = json.loads(output("image", "inspect", tag))
+    return str((found.get("Descriptor") or {}).get("mediaType") or SINGLE)
 
 
 def require_clean(ecr: Any, repository: str, digest: str, *, allow_critical: bool, timeout_s: float) -> None:

@@ -13,6 +13,7 @@ from world import DECISION_STACK, REPOSITORY, Wanted, World, digest
 from steelyard.releases.manifest import write_release
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
+IMAGE_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 
 
 def missing_image(world: World) -> tuple[Wanted, str]:
@@ -28,7 +29,7 @@ def index_of_images(world: World) -> tuple[Wanted, str]:
         imageManifest=json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}),
         imageManifestMediaType=INDEX_TYPE,
     )
-    return world.change(image=image), f"is a {INDEX_TYPE}; SageMaker takes a single image only"
+    return world.change(image=image), f"is a {INDEX_TYPE}; SageMaker takes {IMAGE_TYPE} only"
 
 
 def missing_model(world: World) -> tuple[Wanted, str]:

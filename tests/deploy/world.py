@@ -111,7 +111,7 @@ class Wanted:
             "models": {"decision": self.model.released(), "chat": self.model.released()},
             "images": {
                 "decision": {"cpu": {"digest": self.image, **image}},
-                "chat": {"cpu": {"digest": f"sha256:{'c' * 64}", **image}},
+                "chat": {"cpu": {"digest": f"sha256:{'c' * 64}", "repository": "llama-cpp", **image}},
             },
         }
 

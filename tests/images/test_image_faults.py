@@ -125,15 +125,18 @@ def test_the_library_of_the_base_is_refused_under_the_newer_binding(base, monkey
         abi.check_library(blind, found, base.libraries)
 
 
-@pytest.mark.parametrize("kind", ["application/vnd.oci.image.index.v1+json", "application/json"])
-def test_an_index_is_refused(ecr, kind):
-    image_ = {"imageId": {"imageDigest": DIGEST}, "imageManifestMediaType": kind}
+@pytest.mark.parametrize(
+    "kind", ["application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json"]
+)
+def test_an_index_and_a_manifest_of_oci_are_refused(ecr, kind):
+    media_type = f"application/vnd.oci.image.{kind}.v1+json"
+    image_ = {"imageId": {"imageDigest": DIGEST}, "imageManifestMediaType": media_type}
     ecr.stubber.add_response("batch_get_image", {"images": [image_], "failures": []})
     pushed = image.find_pushed(ecr, TARGET)
-    with pytest.raises(CommandError, match="SageMaker takes single images only") as caught:
+    with pytest.raises(CommandError, match=r"SageMaker takes application/vnd\.docker") as caught:
         image.require_single("decision:cpu-1", pushed.media_type)
     assert caught.value.code is ExitCode.REFUSED
-    image.require_single("decision:cpu-1", image.SINGLE[0])
+    image.require_single("decision:cpu-1", image.SINGLE)
 
 
 def test_an_image_that_is_missing_is_not_found_and_another_failure_is_told(ecr):

@@ -98,7 +98,7 @@ def test_no_finding_with_a_vpc_a_key_alarms_and_a_canary(nag_findings, lint_find
         stack,
         vpc=vpc,
         encryption_key=key,
-        rollback_alarms=[alarm(stack)],
+        rollback_alarms=lambda _: [alarm(stack)],
         canary=Canary(percent=25, wait_s=120),
         initial_instance_count=4,
     )
@@ -116,7 +116,36 @@ def test_model_and_configuration_have_no_names_and_the_endpoint_has_one():
     assert variant(made)["ModelName"] == {"Fn::GetAtt": [model_id, "ModelName"]}
     assert properties["EndpointConfigName"] == {"Fn::GetAtt": [config_id, "EndpointConfigName"]}
     assert properties["EndpointName"] == "decisions"
-    assert properties["RetainAllVariantProperties"] is True
+    assert properties["RetainAllVariantProperties"] is False
+
+
+def test_a_count_that_scaling_has_reached_is_kept_and_another_one_is_set():
+    """With it, SageMaker keeps the count of before, whatever the new configuration says."""
+    assert only(template(scaled=True), "Endpoint")[1]["RetainAllVariantProperties"] is True
+    made = template(initial_instance_count=3)
+    assert only(made, "Endpoint")[1]["RetainAllVariantProperties"] is False
+    assert variant(made)["InitialInstanceCount"] == 3
+
+
+def test_burstable_instances_are_not_scaled():
+    with pytest.raises(Refused, match=r"'ml\.t2\.xlarge' is burstable.*leave out the scaling"):
+        template(scaled=True, instance_type="ml.t2.xlarge")
+    template(instance_type="ml.t2.xlarge")
+
+
+def test_the_role_may_read_the_alarms_that_undo_an_update_and_no_others_and_may_before_the_endpoint_names_them():
+    stack = new_stack()
+    endpoint(stack, rollback_alarms=lambda _: [alarm(stack, "errors"), alarm(stack, "latency")])
+    made = Template.from_stack(stack)
+    policies = {
+        name: policy["Properties"]["PolicyDocument"]["Statement"]
+        for name, policy in made.find_resources("AWS::IAM::Policy").items()
+    }
+    (policy,) = [name for name, statements in policies.items() if "cloudwatch:DescribeAlarms" in json.dumps(statements)]
+    (statement,) = policies[policy]
+    assert [json.dumps(each).count(":alarm:") for each in statement["Resource"]] == [1, 1]
+    (declared,) = made.find_resources("AWS::SageMaker::Endpoint").values()
+    assert policy in declared["DependsOn"]
 
 
 def test_the_container_is_isolated_pinned_and_told_where_its_model_is():
@@ -161,8 +190,8 @@ def test_one_instance_type():
         "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
         "VolumeSizeInGB": 30,
         # 120 s + 2.7 GB at 50 MB/s, and 180 s + 2 * 2.7 GB at 80 MB/s, in whole minutes
-        "ModelDataDownloadTimeoutInSeconds": 180,
-        "ContainerStartupHealthCheckTimeoutInSeconds": 300,
+        "ModelDataDownloadTimeoutInSeconds": 300,
+        "ContainerStartupHealthCheckTimeoutInSeconds": 600,
     }
 
 
@@ -470,7 +499,7 @@ def test_updates_are_all_at_once_and_streams_are_finished():
 
 def test_alarms_undo_an_update_that_is_all_at_once():
     stack = new_stack()
-    endpoint(stack, rollback_alarms=[alarm(stack, "errors"), alarm(stack, "latency")], drain_s=60)
+    endpoint(stack, rollback_alarms=lambda _: [alarm(stack, "errors"), alarm(stack, "latency")], drain_s=60)
     _, made = only(Template.from_stack(stack), "Endpoint")
     assert made["DeploymentConfig"] == {
         "AutoRollbackConfiguration": {"Alarms": [{"AlarmName": "errors"}, {"AlarmName": "latency"}]},
@@ -483,7 +512,12 @@ def test_alarms_undo_an_update_that_is_all_at_once():
 
 def test_a_canary_goes_first_and_alarms_bring_it_back():
     stack = new_stack()
-    endpoint(stack, rollback_alarms=[alarm(stack)], canary=Canary(percent=25, wait_s=120), initial_instance_count=4)
+    endpoint(
+        stack,
+        rollback_alarms=lambda _: [alarm(stack)],
+        canary=Canary(percent=25, wait_s=120),
+        initial_instance_count=4,
+    )
     _, made = only(Template.from_stack(stack), "Endpoint")
     assert made["DeploymentConfig"]["BlueGreenUpdatePolicy"]["TrafficRoutingConfiguration"] == {
         "Type": "CANARY",
@@ -699,4 +733,4 @@ def test_a_pool_that_mixes_disks_is_refused_with_a_key():
 def test_eleven_alarms_are_refused():
     stack = new_stack()
     with pytest.raises(Refused, match="11 rollback_alarms are given; SageMaker watches at most 10"):
-        endpoint(stack, rollback_alarms=[alarm(stack, f"alarm-{number}") for number in range(11)])
+        endpoint(stack, rollback_alarms=lambda _: [alarm(stack, f"alarm-{number}") for number in range(11)])

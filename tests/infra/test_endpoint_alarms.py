@@ -17,6 +17,7 @@ from steelyard_constructs.hardware import Hardware
 from steelyard_constructs.images import ImageReference
 from steelyard_constructs.model_artifact import ModelArtifact
 from steelyard_constructs.refusal import Refused
+from steelyard_constructs.rollback_alarms import RollbackAlarms
 
 SERVICE, INSTANCES, ABOVE = "AWS/SageMaker", "/aws/sagemaker/Endpoints", "GreaterThanThreshold"
 DIMENSIONS = [{"Name": "EndpointName", "Value": "decisions"}, {"Name": "VariantName", "Value": "primary"}]
@@ -138,8 +139,8 @@ def test_without_a_topic_nobody_is_told(stack):
     assert not any("AlarmActions" in made for made in by_id(stack).values())
 
 
-def test_an_update_is_undone_by_what_a_version_can_cause_and_not_by_callers_or_a_first_deployment(stack):
-    watch = alarms(stack)
+def test_an_update_is_undone_by_what_the_new_instances_do_and_by_nothing_else(stack):
+    """An alarm of the whole endpoint would be set off by the old ones, and stop the update that mends them."""
     DecisionEndpoint(
         stack,
         "Decisions",
@@ -148,17 +149,20 @@ def test_an_update_is_undone_by_what_a_version_can_cause_and_not_by_callers_or_a
         image=ImageReference("steelyard", "sha256:" + "a1" * 32),
         hardware=Hardware.CPU,
         instance_type="ml.c7i.xlarge",
-        rollback_alarms=watch.rollback,
+        rollback_alarms=lambda metrics: RollbackAlarms(stack, "Rollback", metrics=metrics).all,
     )
     template = Template.from_stack(stack)
     (made,) = template.find_resources("AWS::SageMaker::Endpoint").values()
     watched = made["Properties"]["DeploymentConfig"]["AutoRollbackConfiguration"]["Alarms"]
-    assert [each["AlarmName"]["Ref"][len("Alarms") : -8] for each in watched] == [
-        "Failures",
-        "ServerErrors",
-        "Unanswered",
-        "Latency",
-    ]
+    assert [each["AlarmName"]["Ref"][len("Rollback") : -8] for each in watched] == ["Failures", "Unanswered", "Latency"]
+    (config,) = template.find_resources("AWS::SageMaker::EndpointConfig")
+    new = {"Name": "EndpointConfigName", "Value": {"Fn::GetAtt": [config, "EndpointConfigName"]}}
+    for each in watched:
+        alarm = template.find_resources("AWS::CloudWatch::Alarm")[each["AlarmName"]["Ref"]]["Properties"]
+        queries = [one["MetricStat"]["Metric"] for one in alarm.get("Metrics", [alarm]) if "MetricStat" in one]
+        for metric in queries or [alarm]:
+            assert new in metric["Dimensions"]
+            assert metric["MetricName"] != "Invocation5XXErrors" or "Metrics" in alarm  # never their mere number
 
 
 def test_no_finding_of_cdk_nag_or_cfn_lint(stack, nag_findings, lint_findings):

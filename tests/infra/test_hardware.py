@@ -17,6 +17,7 @@ from steelyard_constructs.hardware import (
     FAMILIES,
     INSTANCE_POOL_REGIONS,
     OLDEST_DRIVER,
+    SIZES,
     Architecture,
     Hardware,
     InstanceType,
@@ -50,6 +51,10 @@ def test_every_instance_type_of_the_api_is_known(name):
     parsed = InstanceType.parse(name)
     assert parsed.name == name
     assert name.startswith(f"ml.{parsed.family_name}.")
+
+
+def test_no_other_instance_type_is_taken():
+    assert {f"ml.{family}.{size}" for family, sizes in SIZES.items() for size in sizes} == set(HOSTING_TYPES)
 
 
 def test_every_family_exists_in_the_api():
@@ -106,6 +111,14 @@ def test_an_image_runs_where_the_driver_is_new_enough(cuda):
 
 # A call, and what its refusal must say: what is wrong, the value, and what to do.
 REFUSED = {
+    "a size that does not exist": (
+        lambda: InstanceType.parse("ml.c7i.3xlarge"),
+        ["'ml.c7i.3xlarge' does not exist", "'c7i' has the sizes large, xlarge, 2xlarge"],
+    ),
+    "Graviton2, which the Arm container was not built for": (
+        lambda: check_hardware(InstanceType.parse("ml.c6g.xlarge"), Hardware.GRAVITON),
+        ["'ml.c6g.xlarge' cannot serve", "built for Graviton3 and newer", "choose one for 'graviton'"],
+    ),
     "not an instance type": (
         lambda: InstanceType.parse("c7i.large"),
         ["'c7i.large' is not a SageMaker instance type", "write it as ml.FAMILY.SIZE"],

@@ -283,7 +283,8 @@ STORES = ("AWS::S3::Bucket", "AWS::ECR::Repository", "AWS::Logs::LogGroup", "AWS
 
 def test_what_is_stored_goes_or_stays(every: tuple[str, str]) -> None:
     name, part = every
-    policy = "Retain" if load_environment(name).removal_policy == "retain" else "Delete"
+    # Retained, but not by a first deployment that fails: what it left would be in the way of the next one.
+    policy = "RetainExceptOnCreate" if load_environment(name).removal_policy == "retain" else "Delete"
     stored = [each for each in our_templates(name)[part]["Resources"].values() if each["Type"] in STORES]
     assert {each["DeletionPolicy"] for each in stored} <= {policy}
     assert stored or part == "Observability"
@@ -323,7 +324,19 @@ def test_a_decision_endpoint_on_processors() -> None:
     assert variant["VariantName"] == "primary"
     endpoint = only(template, "AWS::SageMaker::Endpoint")
     assert endpoint["EndpointName"] == "steelyard-dev-decision"
-    assert endpoint["RetainAllVariantProperties"] is True
+    assert endpoint["RetainAllVariantProperties"] is False
+    scaled = only(our_templates("prod")["Endpoint-decision-cpu"], "AWS::SageMaker::Endpoint")
+    assert scaled["RetainAllVariantProperties"] is True
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_alarms_for_people_are_made_once_there_is_an_endpoint(name: str) -> None:
+    """Before, the alarm of its health goes off while SageMaker makes the first instances."""
+    for part, template in our_templates(name).items():
+        for alarm in template["Resources"].values():
+            if alarm["Type"] == "AWS::CloudWatch::Alarm" and "AlarmActions" in alarm["Properties"]:
+                kinds = {template["Resources"][each]["Type"] for each in alarm["DependsOn"]}
+                assert "AWS::SageMaker::Endpoint" in kinds, part
 
 
 def test_a_decision_endpoint_on_gpus() -> None:
@@ -365,7 +378,7 @@ def test_what_production_pulls_outlives_staging() -> None:
     kept = (("Build", "AWS::ECR::Repository"), ("Artifacts", "AWS::KMS::Key"))
     for part, kind in kept:
         (resource,) = [each for each in templates[part]["Resources"].values() if each["Type"] == kind]
-        assert resource["DeletionPolicy"] == resource["UpdateReplacePolicy"] == "Retain"
+        assert (resource["DeletionPolicy"], resource["UpdateReplacePolicy"]) == ("RetainExceptOnCreate", "Retain")
         assert not resource["Properties"].get("EmptyOnDelete")
     assert all(stack.termination_protection for stack in stacks_of(ours("staging")))
 
@@ -410,7 +423,13 @@ def test_an_update_is_watched_by_alarms() -> None:
 
 
 def test_alarms_tell_the_topic_and_the_topic_the_addresses() -> None:
-    for alarm in of_type(our_templates("prod")["Endpoint-chat"], "AWS::CloudWatch::Alarm"):
+    told = [
+        each
+        for each in of_type(our_templates("prod")["Endpoint-chat"], "AWS::CloudWatch::Alarm")
+        if "AlarmActions" in each
+    ]
+    assert len(told) == 7  # the others undo an update
+    for alarm in told:
         assert "Observability" in text(alarm["AlarmActions"])
     (subscription,) = of_type(our_templates("prod")["Observability"], "AWS::SNS::Subscription")
     assert subscription["Endpoint"] == "steelyard-oncall@example.com"

@@ -26,12 +26,13 @@ def trust(service: str = "sagemaker.amazonaws.com") -> dict[str, Any]:
     }
 
 
-def execution_policy(prefix: str, *, bucket: str = BUCKET) -> dict[str, Any]:
-    """What an execution role may do: read one prefix, pull one repository, write its log."""
+def execution_policy(prefix: str, *, bucket: str = BUCKET, alarms: str = "*") -> dict[str, Any]:
+    """What an execution role may do: read one prefix, pull one repository, write its log, read its alarms."""
     pull = ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
     repositories = [
         f"arn:aws:ecr:{REGION}:{ACCOUNT}:repository/{REPOSITORY}",
         f"arn:aws:ecr:{REGION}:763104351884:repository/llama-cpp",
+        f"arn:aws:ecr:{REGION}:763104351884:repository/llama-cpp-arm64",
     ]
     log_group = f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:/aws/sagemaker/Endpoints/*"
     statements = [
@@ -43,6 +44,7 @@ def execution_policy(prefix: str, *, bucket: str = BUCKET) -> dict[str, Any]:
         },
         {"Action": "ecr:GetAuthorizationToken", "Resource": "*"},
         {"Action": pull, "Resource": repositories},
+        {"Action": "cloudwatch:DescribeAlarms", "Resource": f"arn:aws:cloudwatch:{REGION}:{ACCOUNT}:alarm:{alarms}"},
         {"Action": ["logs:CreateLogStream", "logs:PutLogEvents", "logs:CreateLogGroup"], "Resource": log_group},
     ]
     return {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", **statement} for statement in statements]}
@@ -58,6 +60,7 @@ def endpoint_template(
     image: str,
     prefix: str = "tiny/",
     allowed_prefix: str | None = None,
+    allowed_alarms: str = "*",
     environment: dict[str, str] | None = None,
     variant: dict[str, Any] | None = None,
     endpoint: dict[str, Any] | None = None,
@@ -71,6 +74,7 @@ def endpoint_template(
         image: The image's URI.
         prefix: Prefix of the model's files.
         allowed_prefix: Prefix that the role may read; ``prefix`` when None.
+        allowed_alarms: Alarms that the role may read.
         environment: The container's variables.
         variant: Members of the production variant, over the defaults.
         endpoint: Further properties of the endpoint.
@@ -92,7 +96,9 @@ def endpoint_template(
             "Type": "AWS::IAM::Role",
             "Properties": {
                 "AssumeRolePolicyDocument": trust(),
-                "Policies": [{"PolicyName": "endpoint", "PolicyDocument": execution_policy(allowed)}],
+                "Policies": [
+                    {"PolicyName": "endpoint", "PolicyDocument": execution_policy(allowed, alarms=allowed_alarms)}
+                ],
             },
         },
         "Model": {

@@ -157,6 +157,31 @@ def test_alarm_during_a_canary_rolls_the_update_back(
     assert {furnished.invoke(name)["version"] for _ in range(20)} == {"2"}
 
 
+def test_a_role_that_may_not_read_the_alarms_updates_nothing(
+    furnished: Furnished, stack: Callable[..., str], name: str
+) -> None:
+    """The developer guide demands it; the first deployment has nothing to roll back to, and does not ask."""
+    policy = {"AutoRollbackConfiguration": {"Alarms": [{"AlarmName": f"{name}-errors"}]}}
+    given = {"endpoint": {"DeploymentConfig": policy}, "more": alarm(name), "allowed_alarms": "another-*"}
+    assert stack(environment={"VERSION": "1"}, **given) == "CREATE_COMPLETE"
+    assert stack(environment={"VERSION": "2"}, **given) == "UPDATE_ROLLBACK_COMPLETE"
+    told = reasons(furnished.cloudformation, name)
+    assert "does not have cloudwatch:DescribeAlarms permission for the auto-rollback alarm(s)" in told
+    assert furnished.invoke(name)["version"] == "1"
+    assert stack(environment={"VERSION": "2"}, **{**given, "allowed_alarms": f"{name}-*"}) == "UPDATE_COMPLETE"
+
+
+def test_an_invocation_is_counted_for_its_configuration_too(furnished: Furnished, echo: str) -> None:
+    """What the new instances do is told apart from what the old ones do."""
+    furnished.invoke(echo)
+    config = furnished.sagemaker.describe_endpoint(EndpointName=echo)["EndpointConfigName"]
+    found = furnished.cloud.client("cloudwatch").list_metrics(Namespace="AWS/SageMaker", MetricName="Invocations")
+    sets = [{each["Name"]: each["Value"] for each in metric["Dimensions"]} for metric in found["Metrics"]]
+    both = {"EndpointName": echo, "VariantName": "primary"}
+    assert both in sets
+    assert {**both, "EndpointConfigName": config} in sets
+
+
 def test_canary_gets_its_share_of_the_traffic(furnished: Furnished, stack: Callable[..., str], name: str) -> None:
     policy = {
         "BlueGreenUpdatePolicy": {

@@ -13,7 +13,16 @@ from typing import Any
 
 import echo_container
 import pytest
-from endpoint_template import BUCKET, delete, deploy, endpoint_template, image_uri, reasons
+from endpoint_template import (
+    BUCKET,
+    CHAT_IMAGE,
+    REPOSITORY,
+    delete,
+    deploy,
+    endpoint_template,
+    image_uri,
+    reasons,
+)
 
 from conftest import Furnished, wait_until
 
@@ -151,8 +160,23 @@ def test_instance_pools_are_checked_and_shown(furnished: Furnished, stack: Calla
         ({"image": image_uri(f"sha256:{'0' * 64}")}, "not found"),
         ({"image": "public.ecr.aws/deep-learning-containers/llama-cpp:latest"}, "non-ECR image"),
         ({"image": "other/decision"}, "ecr:BatchGetImage"),
+        ({"image": "oci"}, "Unsupported manifest media type application/vnd.oci.image.manifest.v1+json"),
+        (
+            {"image": CHAT_IMAGE, "prefix": "tiny/", "variant": {"InstanceType": "ml.c7g.large"}},
+            "did not pass the ping",
+        ),
     ],
-    ids=["broken image", "broken model", "no model", "other prefix", "no such image", "public image", "repository"],
+    ids=[
+        "broken image",
+        "broken model",
+        "no model",
+        "other prefix",
+        "no such image",
+        "public image",
+        "repository",
+        "an image in OCI's format",
+        "the x86 container on Arm processors",
+    ],
 )
 def test_what_cannot_start_rolls_back_and_the_old_version_serves(
     furnished: Furnished, stack: Callable[..., str], name: str, change: dict[str, Any], reason: str
@@ -164,6 +188,8 @@ def test_what_cannot_start_rolls_back_and_the_old_version_serves(
         change = {**change, "image": furnished.decision}
     if change.get("image") == "other/decision":
         change = {"image": _image_of_another_repository(furnished)}
+    if change.get("image") == "oci":
+        change = {"image": _image_in_ocis_format(furnished)}
     with traffic(furnished, name):
         assert stack(**{**given, **change}) == "UPDATE_ROLLBACK_COMPLETE"
     assert reason in reasons(furnished.cloudformation, name)
@@ -321,6 +347,15 @@ def _left(furnished: Furnished, name: str) -> list[str]:
         *(each["EndpointName"] for each in sagemaker.list_endpoints(NameContains=name)["Endpoints"]),
         *(each["RoleName"] for each in furnished.cloud.client("iam").list_roles()["Roles"] if name in each["RoleName"]),
     ]
+
+
+def _image_in_ocis_format(furnished: Furnished) -> str:
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    text = json.dumps({"schemaVersion": 2, "mediaType": kind, "config": {}, "layers": []})
+    put = furnished.cloud.client("ecr").put_image(
+        repositoryName=REPOSITORY, imageManifest=text, imageManifestMediaType=kind
+    )
+    return image_uri(put["image"]["imageId"]["imageDigest"])
 
 
 def _image_of_another_repository(furnished: Furnished) -> str:

@@ -115,6 +115,24 @@ def test_update_without_retaining_resets_the_count(furnished: Furnished, stack: 
     assert counts(furnished, name) == (1, 1)
 
 
+def test_another_instance_type_is_refused_while_the_variant_is_scaled(
+    furnished: Furnished, stack: Callable[..., str], name: str
+) -> None:
+    """So it is on AWS, whatever the order of a template: two deployments are needed."""
+    larger = {"InstanceType": "ml.c6i.xlarge"}
+    assert stack(more=scaling_resources(name)) == "CREATE_COMPLETE"
+    assert stack(more=scaling_resources(name), variant=larger) == "UPDATE_ROLLBACK_COMPLETE"
+    assert "must be deregistered as scalable targets" in reasons(furnished.cloudformation, name)
+    assert stack() == "UPDATE_COMPLETE"
+    assert stack(more=scaling_resources(name), variant=larger) == "UPDATE_COMPLETE"
+
+
+def test_burstable_instances_are_not_scaled(furnished: Furnished, stack: Callable[..., str], name: str) -> None:
+    burstable = {"InstanceType": "ml.t2.medium"}
+    assert stack(more=scaling_resources(name), variant=burstable) == "ROLLBACK_COMPLETE"
+    assert "not supported for burstable instance types" in reasons(furnished.cloudformation, name)
+
+
 def test_scaling_to_zero_is_refused(furnished: Furnished, stack: Callable[..., str], name: str) -> None:
     assert stack(more=scaling_resources(name, low=0)) == "ROLLBACK_COMPLETE"
     assert "MinCapacity is 0" in reasons(furnished.cloudformation, name)

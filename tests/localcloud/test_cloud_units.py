@@ -154,6 +154,10 @@ def test_published_container_is_known_without_being_seen() -> None:
     assert image.is_chat
     assert resolve(image) == CHAT_IMAGE
     assert image.repository_arn == f"arn:aws:ecr:{REGION}:763104351884:repository/llama-cpp"
+    assert image.published_architecture == "x86_64"
+    assert (
+        parse_image(f"763104351884.dkr.ecr.{REGION}.amazonaws.com/llama-cpp-arm64:1").published_architecture == "arm64"
+    )
     assert not parse_image(f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/llama-cpp:1").is_chat
 
 

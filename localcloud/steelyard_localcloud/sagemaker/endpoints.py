@@ -57,6 +57,11 @@ class Endpoint:
     created_at: float = field(default_factory=time.time)
     modified_at: float = field(default_factory=time.time)
 
+    @property
+    def instance_types(self) -> tuple[str, ...]:
+        """Its instance types; none before the first deployment."""
+        return self.router.main.instance_types if self.router.main else ()
+
     def settle(self, status: str, failure: str | None = None) -> None:
         """End a change."""
         self.status, self.failure, self.modified_at = status, failure, time.time()
@@ -120,6 +125,8 @@ class Endpoints:
         self._options = options
         self._closing = threading.Event()
         self._lock = threading.Lock()
+        self.is_scaled: Callable[[str, str], bool] = lambda _endpoint, _variant: False
+        """Whether Application Auto Scaling has a variant, by endpoint and name; set by the latter."""
 
     def create(self, parameters: Parameters) -> Parameters:
         """``CreateEndpoint``."""
@@ -159,6 +166,8 @@ class Endpoints:
         if config is None and parameters.get("RetainDeploymentConfig"):
             config = endpoint.deployment_config
         policy = policy_of(config, instances=count)
+        fleet.check_may_read(policy.alarms)
+        self._check_scaled_type(endpoint, fleet)
         self._begin(endpoint, "Updating")
         endpoint.deployment_config = config
         deployment = self._deployment(endpoint, fleet)
@@ -230,6 +239,18 @@ class Endpoints:
             stopper.start()
         for stopper in stoppers:
             stopper.join()
+
+    def _check_scaled_type(self, endpoint: Endpoint, fleet: Fleet) -> None:
+        """Refuse other instance types for a variant that is scaled, in the words that people report.
+
+        Developer guide, "Update or delete endpoints that use automatic scaling".
+        """
+        if endpoint.instance_types in ((), fleet.instance_types) or not self.is_scaled(endpoint.name, fleet.name):
+            return
+        raise ServiceError(
+            f'The variant(s) "[{fleet.name}]" must be deregistered as scalable targets with AWS Auto Scaling before '
+            "they can be removed or have their instance type updated."
+        )
 
     def _fleet(self, endpoint: str, config_name: str) -> tuple[Fleet, int]:
         config = self._configs.get(config_name)

@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import itertools
+import re
 import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from ministack.core.responses import get_account_id, get_region
 
 from steelyard_localcloud.details import CloudDetails
 from steelyard_localcloud.errors import ServiceError
@@ -78,6 +81,28 @@ class Fleet:
         return name
 
     @property
+    def instance_types(self) -> tuple[str, ...]:
+        """Its instance types, first choice first."""
+        pools = sorted(self.variant.get("InstancePools", []), key=lambda pool: int(pool["Priority"]))
+        return tuple(pool["InstanceType"] for pool in pools) or (self.variant["InstanceType"],)
+
+    def check_may_read(self, alarms: tuple[str, ...]) -> None:
+        """Refuse alarms that the execution role may not read.
+
+        The developer guide demands it ("Auto-Rollback Configuration and Monitoring"); the words are ours.
+
+        Raises:
+            ServiceError: With those alarms.
+        """
+        where = f"arn:aws:cloudwatch:{get_region()}:{get_account_id()}:alarm:"
+        hidden = [name for name in alarms if not self._role.allows("cloudwatch:DescribeAlarms", where + name)]
+        if hidden:
+            raise ServiceError(
+                f"The role '{self._role.arn}' does not have cloudwatch:DescribeAlarms permission for the auto-rollback "
+                f"alarm(s): {', '.join(hidden)}."
+            )
+
+    @property
     def port(self) -> int:
         """Port of the process. Changes when it is started anew."""
         return self._running().port
@@ -120,6 +145,7 @@ class Fleet:
         )
         try:
             self._pull()
+            self._check_processor()
             self._download()
             self._launch()
             self._await_health(cancelled)
@@ -176,6 +202,14 @@ class Fleet:
             podman.pull(self._resolved, self._cloud, self._role.assume("SageMaker"))
             self._log.note(f"pulled {self._resolved} in {time.monotonic() - began:.1f} s")
 
+    def _check_processor(self) -> None:
+        """A published container ends at once on processors that it was not built for."""
+        built = self._image.published_architecture
+        wrong = [name for name in self.instance_types if built not in (None, architecture_of(name))]
+        if wrong:
+            self._log.note(f"exec format error: {self._image.repository} is for {built}, and {wrong[0]} is not")
+            raise self._unhealthy()
+
     def _download(self) -> None:
         self._model_folder: Path | None = None
         data = model_data.model_data_of(self._container)
@@ -228,7 +262,10 @@ class Fleet:
             if process.healthy():
                 return
             time.sleep(_PING_EVERY_S)
-        raise ServiceError(
+        raise self._unhealthy()
+
+    def _unhealthy(self) -> ServiceError:
+        return ServiceError(
             f"The primary container for production variant {self.name} did not pass the ping health check. Please "
             f"check CloudWatch logs for this endpoint ({self._log.group}, {self._log.stream})."
         )
@@ -269,6 +306,11 @@ class Fleet:
                 ended.stop()
                 self._launch()
             self._retired.wait(_RESTART_EVERY_S)
+
+
+def architecture_of(instance_type: str) -> str:
+    """Instruction set of an instance type: that of a ``g`` behind the generation's number is Graviton's."""
+    return "arm64" if re.match(r"ml\.[a-z]+[0-9]+g[a-z]*\.", instance_type) else "x86_64"
 
 
 def _remove(folder: Path) -> None:

@@ -11,11 +11,12 @@ from ministack.services import ecr
 
 from steelyard_localcloud.errors import ServiceError
 from steelyard_localcloud.manifests import COMMAND_ANNOTATION
-from steelyard_localcloud.registry.manifests import INDEXES
+from steelyard_localcloud.registry.manifests import INDEXES, OCI
 from steelyard_localcloud.service_role import ServiceRole
 from steelyard_localcloud.wire import Parameters
 
-CHAT_REPOSITORY = "llama-cpp"
+PUBLISHED = {"llama-cpp": "x86_64", "llama-cpp-arm64": "arm64"}
+"""The published llama.cpp containers: AWS has a repository for each architecture."""
 
 _URI = re.compile(
     r"(?P<account>[0-9]{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(\.cn)?/(?P<repository>[a-z0-9._/-]+)"
@@ -42,8 +43,13 @@ class Image:
 
     @property
     def is_chat(self) -> bool:
-        """Whether it is the published llama.cpp container of another account, the regional registry of AWS."""
-        return not self.owned and self.repository.rpartition("/")[2] == CHAT_REPOSITORY
+        """Whether it is a published llama.cpp container of another account, the regional registry of AWS."""
+        return self.published_architecture is not None
+
+    @property
+    def published_architecture(self) -> str | None:
+        """Instruction set of a published llama.cpp container; None for any other image."""
+        return None if self.owned else PUBLISHED.get(self.repository.rpartition("/")[2])
 
     @property
     def repository_arn(self) -> str:
@@ -80,7 +86,7 @@ def resolve(image: Image) -> str:
     if image.owned:
         found = _find(image)
         version = found["imageDigest"]
-        if found.get("imageManifestMediaType") in INDEXES:
+        if found.get("imageManifestMediaType") in (OCI, *INDEXES):
             raise ServiceError(
                 f"Unsupported manifest media type {found['imageManifestMediaType']} for image {image.uri}. Ensure that "
                 "valid manifest media type is used for specified image."
@@ -90,7 +96,7 @@ def resolve(image: Image) -> str:
     else:
         raise ServiceError(
             f"Requested image {image.uri} is not known to the local cloud: it runs images of account "
-            f"{get_account_id()} and the published {CHAT_REPOSITORY} container."
+            f"{get_account_id()} and the published containers {' and '.join(PUBLISHED)}."
         )
     separator = "@" if version.startswith("sha256:") else ":"
     registry, _, _ = image.uri.partition("/")

@@ -63,7 +63,7 @@ class _Call:
         """Let the fleet go and count the outcome."""
         self.held.close()
         outcome = metrics.Outcome(container_status, time.monotonic() - self.began, self.concurrent)
-        metrics.record(self.fleet.endpoint, self.fleet.name, outcome)
+        metrics.record(self.fleet.endpoint, self.fleet.name, self.fleet.config_name, outcome)
 
 
 class Runtime:

@@ -26,8 +26,8 @@ class Outcome:
     concurrent: int
 
 
-def record(endpoint: str, variant: str, outcome: Outcome) -> None:
-    """Publish the metrics of one invocation, within the caller's account and region."""
+def record(endpoint: str, variant: str, config: str, outcome: Outcome) -> None:
+    """Publish the metrics of one invocation, of the variant and of its configuration alone, as SageMaker does."""
     dimensions = {"EndpointName": endpoint, "VariantName": variant}
     client = HTTPStatus.BAD_REQUEST <= outcome.container_status < HTTPStatus.INTERNAL_SERVER_ERROR
     server = outcome.container_status >= HTTPStatus.INTERNAL_SERVER_ERROR
@@ -44,7 +44,8 @@ def record(endpoint: str, variant: str, outcome: Outcome) -> None:
         "ConcurrentRequestsPerModelHighResolution": (float(outcome.concurrent), "Count"),
     }
     for name, (value, unit) in values.items():
-        cloudwatch.record_metric(NAMESPACE, name, value, unit, dimensions)
+        for counted in (dimensions, {**dimensions, "EndpointConfigName": config}):
+            cloudwatch.record_metric(NAMESPACE, name, value, unit, counted)
     cloudwatch._evaluate_all_alarms()
 
 

@@ -1,0 +1,82 @@
+"""Alarms that undo an endpoint's update while it is rolled out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aws_cdk import aws_cloudwatch as cloudwatch
+from constructs import Construct
+
+from steelyard_constructs.endpoint_alarms import Thresholds, check_thresholds, make_alarm
+from steelyard_constructs.endpoint_metrics import EndpointMetrics
+
+
+class RollbackAlarms(Construct):
+    """Watches only the instances that an update brings.
+
+    Alarms of the whole endpoint would be set off by what the old instances do, and stop the very update that mends it
+    (developer guide, "Auto-Rollback Configuration and Monitoring"). Of failures only the share counts, not the number,
+    which grows with the load.
+
+    Attributes:
+        failures: Share of requests that failed through no fault of the caller.
+        unanswered: The container does not answer: it crashed or hangs.
+        latency: Answers take long.
+
+    Example:
+        >>> import aws_cdk as cdk
+        >>> from steelyard_constructs.endpoint_metrics import EndpointMetrics
+        >>> from steelyard_constructs.rollback_alarms import RollbackAlarms
+        >>> app = cdk.App()
+        >>> stack = cdk.Stack(app, "Example")
+        >>> metrics = EndpointMetrics("support-decisions", "primary", "the-new-configuration")
+        >>> len(RollbackAlarms(stack, "Rollback", metrics=metrics).all)
+        3
+        >>> template = app.synth().get_stack_by_name("Example").template
+    """
+
+    def __init__(
+        self, scope: Construct, id: str, *, metrics: EndpointMetrics, thresholds: Thresholds | None = None
+    ) -> None:
+        """Make the alarms.
+
+        Args:
+            scope: Parent.
+            id: Name within it.
+            metrics: Metrics of the new instances: with ``config_name``.
+            thresholds: When they go off.
+
+        Raises:
+            Refused: A threshold is not positive, or a share is above 100 %.
+        """
+        super().__init__(scope, id)
+        limits = thresholds or Thresholds()
+        check_thresholds(limits)
+        new = f"New instances of endpoint {metrics.endpoint_name}"
+        self.failures = make_alarm(
+            self,
+            "Failures",
+            metrics.failure_percent(),
+            limits.failure_percent,
+            f"{new}: more than {limits.failure_percent:g} % of their requests fail through no fault of the callers.",
+        )
+        self.unanswered = make_alarm(
+            self,
+            "Unanswered",
+            metrics.unanswered(),
+            limits.unanswered,
+            f"{new}: {limits.unanswered} or more requests a minute get no answer.",
+            comparison=cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
+        )
+        self.latency = make_alarm(
+            self,
+            "Latency",
+            metrics.model_latency("p95"),
+            limits.latency_p95_ms * 1000,
+            f"{new}: one request in twenty spends more than {limits.latency_p95_ms:g} ms in the container.",
+        )
+
+    @property
+    def all(self) -> Sequence[cloudwatch.IAlarm]:
+        """All of them."""
+        return (self.failures, self.unanswered, self.latency)
