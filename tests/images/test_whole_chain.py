@@ -33,9 +33,9 @@ def bases(cloud: LocalCloud, base, tmp_path_factory: pytest.TempPathFactory) -> 
     """What ``images/bases.toml`` is on AWS: the digest of the published container, here of its stand-in."""
     digest = cloud.publish_base(base.reference, "llama-cpp", storage=own_storage())
     file = tmp_path_factory.mktemp("bases") / "bases.toml"
-    file.write_text(
-        f'[cpu]\ndigest = "{digest}"\narchitecture = "x86_64"\nllama_cpp = "{base.llama_cpp}"\n', encoding="utf-8"
-    )
+    base_of = {"repository": "llama-cpp", "digest": digest, "architecture": "x86_64", "llama_cpp": base.llama_cpp}
+    lines = [f'{name} = "{value}"' for name, value in base_of.items()]
+    file.write_text("\n".join(["[cpu]", *lines, ""]), encoding="utf-8")
     return file
 
 

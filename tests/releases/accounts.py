@@ -100,7 +100,13 @@ class Account:
 
     def bases_file(self, **changes: str) -> Path:
         """A file of base images with the base of this account's published registry."""
-        base = {"digest": self.base, "architecture": "x86_64", "llama_cpp": "b10433", **changes}
+        base = {
+            "repository": "llama-cpp",
+            "digest": self.base,
+            "architecture": "x86_64",
+            "llama_cpp": "b10433",
+            **changes,
+        }
         path = self.folder / f"bases-{uuid.uuid4().hex}.toml"
         path.write_text("[cpu]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in base.items()))
         return path
