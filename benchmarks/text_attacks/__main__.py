@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -262,6 +263,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rows", type=Path, help="keep every answer here, and go on from it")
     given: Any = parser.parse_args()
+    # SIGTERM ends it like Ctrl-C does, so that no server is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     cases = read_cases(given.data, part=given.part, count=given.cases)
     port = free_port("127.0.0.1", 0)
     url = f"http://127.0.0.1:{port}"
