@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -38,6 +39,8 @@ ALL = [name for group in GROUPS.values() for name in group]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for, and write the results."""
     given = _parser().parse_args(arguments)
+    # So that the server is stopped then, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if given.what == ["compare"]:
         tables = report.compared(report.load(given.before), report.load(given.out))
         if given.page:
