@@ -96,7 +96,7 @@ def test_no_text_of_a_caller_reaches_the_log_or_the_metrics(
 
 
 def test_an_exception_is_logged_with_its_place_and_without_its_text(observed: Observed, decision: Any) -> None:
-    def fail(request: object, *, caller: str) -> None:
+    def fail(request: object, *, preparing: object) -> None:
         raise KeyError(SECRET)
 
     observed.runtime.services.decisions.decide = fail  # type: ignore[union-attr,method-assign,assignment]
