@@ -376,6 +376,7 @@ def test_prompts_of_every_form(given: Any, prompts: tuple[Any, ...]) -> None:
         ({"prompt": ["a", 1]}, "prompt.1"),
         ({"prompt": [1, "a"]}, "prompt.1"),
         ({"prompt": [1, True]}, "prompt.1"),
+        ({"prompt": [1.0]}, "prompt.0"),
         ({"prompt": [1, -1]}, "prompt.1"),
         ({"prompt": [1, 2**31]}, "prompt.1"),
         ({"prompt": [[1], ["a"]]}, "prompt.1.0"),

@@ -46,7 +46,8 @@ TokenIds = Annotated[
 def _kind_of_prompt(value: Any) -> str:
     if not isinstance(value, list):
         return "text"
-    return {int: "ids", list: "lists"}.get(type(value[0]) if value else str, "texts")
+    first = value[0] if value else ""
+    return "ids" if isinstance(first, int | float) else "lists" if isinstance(first, list) else "texts"
 
 
 class Request(SamplingFields):
