@@ -203,6 +203,11 @@ class StubEngine:
             self._admit(len(prompt), job.deadline)
         return self._submit(self._score, job)
 
+    @property
+    def pending_jobs(self) -> int:
+        """Jobs that were submitted and are not done."""
+        return len(self._pending)
+
     def keep_warm(self, shared: tuple[Segment, ...]) -> Future[None]:
         return self._submit(lambda: None)
 

@@ -16,6 +16,7 @@ request's state is tokenized once whatever follows it.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -180,7 +181,8 @@ def _is_word(data: bytes, end: int) -> bool:
     start = end - 1
     while data[start] & 0xC0 == 0x80:
         start -= 1
-    return data[start:end].decode().isalnum()
+    # Letters and numbers of any script: what vocabularies join to one token.
+    return unicodedata.category(data[start:end].decode())[0] in "LN"
 
 
 def _merged(pieces: Sequence[Piece]) -> Iterator[Piece]:
