@@ -27,6 +27,7 @@ def image(manifest: str) -> ReleasedImage:
 
 @pytest.mark.parametrize("manifest", NONE, ids=lambda text: text[:20])
 def test_a_manifest_that_is_no_image_s(manifest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "own_registry", lambda *_given: ("111122223333", "steelyard-dev"))
     monkeypatch.setattr(checks, "image_manifest", lambda *_given: (manifest, ""))
     given: Any = None
     (fault,) = checks.label_faults(given, given, image(manifest))
@@ -58,7 +59,7 @@ def test_a_configuration_that_breaks_off_is_told(monkeypatch: pytest.MonkeyPatch
         def get_download_url_for_layer(self, **_given: str) -> dict[str, str]:
             return {"downloadUrl": "https://ecr.example/layer"}
 
-    monkeypatch.setattr(checks, "registry_of", lambda *_given: ("111122223333", "steelyard-dev"))
+    monkeypatch.setattr(checks, "own_registry", lambda *_given: ("111122223333", "steelyard-dev"))
     monkeypatch.setattr(urllib.request, "urlopen", lambda *_given, **_options: Broken())
     aws: Any = Ecr()
     with pytest.raises(
