@@ -88,9 +88,10 @@ def test_serve_has_a_flag_for_every_setting(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     code, out, _ = run("serve", "--help")
     assert code == 0
+    words = " ".join(out.split())
     for name, field in Settings.model_fields.items():
         assert all(flag in out for flag in flag_names(name, field)[0].split("/")), name
-        assert field.description in out
+        assert field.description in words
 
 
 def test_flags_win_over_the_environment_and_this_over_the_file(run, tmp_path, monkeypatch):

@@ -42,7 +42,18 @@ def push(cloud: LocalCloud, name: str = "localhost/probing") -> str:
     digest_file = cloud.options.home / f"{uuid.uuid4().hex}.digest"
     target = f"{cloud.details.registry}/{HOST}/{REPOSITORY}:{uuid.uuid4().hex}"
     keys = f"{cloud.details.access_key_id}:{cloud.details.secret_access_key}"
-    words = ("push", "--quiet", "--creds", keys, "--digestfile", str(digest_file), name, f"docker://{target}")
+    words = (
+        "push",
+        "--format",
+        "v2s2",
+        "--quiet",
+        "--creds",
+        keys,
+        "--digestfile",
+        str(digest_file),
+        name,
+        f"docker://{target}",
+    )
     podman(*words, environment=tools(cloud))
     return image_uri(digest_file.read_text().strip())
 
