@@ -15,6 +15,8 @@ from benchmarks.peers.cases import WORKLOADS, chat_prompt
 from benchmarks.peers.wire import systemone_body
 
 PATIENCE_S = 20.0
+CHAT_PATIENCE_S = 55.0
+"""An answer of many tokens may take as long as the server's own deadline."""
 PING_PATIENCE_S = 10.0
 PING_EVERY_S = 0.25
 PAUSE_S = 0.02
@@ -89,33 +91,35 @@ class Kind:
         path: Where it is sent.
         body: The request of a number.
         read: What is compared of an answer with the same request's quiet one.
+        patience_s: How long it is asked for, in seconds.
     """
 
     path: str
     body: Callable[[int], bytes]
     read: Callable[[bytes], Any]
+    patience_s: float = PATIENCE_S
 
 
 DECIDE = Kind("/v1/systemone", decision, decided)
-CHAT = Kind("/v1/chat/completions", chat, chatted)
-STREAM = Kind("/v1/chat/completions", lambda number: chat(number, stream=True), chatted)
+CHAT = Kind("/v1/chat/completions", chat, chatted, CHAT_PATIENCE_S)
+STREAM = Kind("/v1/chat/completions", lambda number: chat(number, stream=True), chatted, CHAT_PATIENCE_S)
 
 
 def ask_until(
     port: int, kind: Kind, number: int, asked: Asked, expected: dict[int, Any], *, headers: dict[str, str]
 ) -> None:
-    """Ask once, and again after as long as a refusal says, for at most ``PATIENCE_S``; note how it went.
+    """Ask once, and again after as long as a refusal says, for at most the kind's ``patience_s``; note how it went.
 
     ``expected`` is filled by the first answer of each number, and compared with the later ones.
     """
     started = time.monotonic()
     body, status, answer = kind.body(number), 0, b""
-    while (left := started + PATIENCE_S - time.monotonic()) > 0:
+    while (left := started + kind.patience_s - time.monotonic()) > 0:
         status, answer = target.ask(port, "POST", kind.path, body, patience_s=left, headers=headers)
         if status not in (429, 503):
             break
         asked.refusals += 1
-        time.sleep(max(0.0, min(_retry_after_s(answer), started + PATIENCE_S - time.monotonic())))
+        time.sleep(max(0.0, min(_retry_after_s(answer), started + kind.patience_s - time.monotonic())))
     if status != 200:
         asked.lost.append(f"{status} after {time.monotonic() - started:.1f} s: {answer[:160]!r}")
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from starlette.testclient import TestClient
 
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.app import create_app
-from steelyard_runtime.http.observability.logs import ForwardToLog, make_log
+from steelyard_runtime.http.observability.logs import ForwardToLog, LineBudget, make_log
 from steelyard_runtime.http.runtime import Runtime, build_services
 from steelyard_runtime.settings import Settings
 from stub_engine import StubEngine
@@ -216,3 +217,42 @@ def test_a_log_that_nobody_reads_costs_no_answer(stub_engine: StubEngine, decisi
         "uvicorn.error", logging.WARNING, __file__, 1, "Invalid HTTP request received.", (), None
     )
     ForwardToLog(log, settings).emit(record)
+
+
+def test_cheap_requests_fill_no_log_and_none_is_lost_from_the_counts(observed: Observed) -> None:
+    for _ in range(300):
+        observed.client.post("/v1/systemone", content=b"{", headers={"content-type": "application/json"})
+    lines = [line for line in observed.lines() if line["event"] == "request"]
+    assert 100 <= len(lines) < 300
+
+    def accounted_for() -> int:
+        told = [line for line in observed.lines() if line["event"] == "request"]
+        refused = [line for line in told if line["outcome"] == "malformed_json"]
+        return len(refused) + sum(line.get("left_out", 0) for line in told)
+
+    deadline = time.monotonic() + 30
+    while accounted_for() < 300 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        observed.client.get("/health")
+    assert accounted_for() >= 300
+    name = "steelyard_http_requests_total"
+    assert sum(value for key, value in observed.samples().items() if key[0] == name and "malformed_json" in key) == 300
+
+
+def test_a_request_that_was_evaluated_always_has_its_line(observed: Observed) -> None:
+    for _ in range(150):
+        observed.client.get("/ping")
+    body = {"state": "s", "questions": {"a": {"type": "noul"}}}
+    for _ in range(20):
+        assert observed.client.post("/v1/systemone", json=body).status_code == 200
+    assert len([line for line in observed.lines() if line.get("route") == "/v1/systemone"]) == 20
+
+
+def test_a_budget_of_lines_fills_with_time_and_says_what_it_left_out() -> None:
+    now = 0.0
+    budget = LineBudget(per_s=2, burst=3, clock=lambda: now)
+    assert [budget.take() for _ in range(5)] == [0, 0, 0, None, None]
+    now = 0.5
+    assert [budget.take() for _ in range(2)] == [2, None]
+    now = 100.0
+    assert [budget.take() for _ in range(4)] == [1, 0, 0, None]

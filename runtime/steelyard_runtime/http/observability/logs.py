@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Hashable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any, Protocol, TextIO, cast
 
@@ -23,7 +23,12 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 REPEATED_S = 10.0
 """A fault of the server that recurs is logged once in so many seconds, with how often it did."""
 _KINDS_OF_FAULTS = 64
+CHEAP_LINES_PER_S, CHEAP_LINES_AT_ONCE = 20.0, 100
+"""Lines of requests for which nothing was evaluated: refusals, /ping and its like. The metrics count all of them."""
 _NOT_FOR_PEOPLE = frozenset({"prompt_sha256", "model_sha256", "time", "level", "event", "traceback"})
+
+
+Clock = Callable[[], float]
 
 
 class Sink(Protocol):
@@ -40,6 +45,40 @@ class Sink(Protocol):
     def isatty(self) -> bool:
         """Whether a person reads it on a terminal."""
         ...
+
+
+class LineBudget:
+    """Bound the lines of requests that cost the engine nothing, so that nobody fills a log with cheap ones.
+
+    For the event loop's thread only.
+
+    Args:
+        per_s: Lines a second, in the long run.
+        burst: Lines at once.
+        clock: Seconds that only go forward.
+    """
+
+    def __init__(
+        self, *, per_s: float = CHEAP_LINES_PER_S, burst: int = CHEAP_LINES_AT_ONCE, clock: Clock = time.monotonic
+    ) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._clock = clock
+        self._left = float(burst)
+        self._at = clock()
+        self._left_out = 0
+
+    def take(self) -> int | None:
+        """Return how many lines were left out since the last one, or None to leave this one out too."""
+        now = self._clock()
+        self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
+        self._at = now
+        if self._left < 1:
+            self._left_out += 1
+            return None
+        self._left -= 1
+        left_out, self._left_out = self._left_out, 0
+        return left_out
 
 
 class Repeats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -14,7 +15,7 @@ from structlog.typing import FilteringBoundLogger
 
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.error_shapes import shape_for_path
-from steelyard_runtime.http.observability.logs import Repeats, describe_exception
+from steelyard_runtime.http.observability.logs import LineBudget, Repeats, describe_exception
 from steelyard_runtime.http.observability.metrics import Metrics
 from steelyard_runtime.http.record import CLIENT_LEFT, RequestRecord, attach
 from steelyard_runtime.http.request_id import request_id_from, response_headers
@@ -37,6 +38,7 @@ class Observe:
         self._log = log
         self._metrics = metrics
         self._repeats = Repeats()
+        self._cheap_lines = LineBudget()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; nothing but the server's own cancellation gets past here."""
@@ -89,7 +91,12 @@ class Observe:
         route = matched.path_format if isinstance(matched, Route) else UNMATCHED
         self._metrics.observe(record, route=route, status=status, duration_s=duration_s)
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._log.info("request", **self._line(record, route, method, status, duration_s))
+        left_out: int | None = 0
+        if not record.tokens_prompt and status != HTTPStatus.INTERNAL_SERVER_ERROR:
+            left_out = self._cheap_lines.take()
+        if left_out is not None:
+            more = {"left_out": left_out} if left_out else {}
+            self._log.info("request", **self._line(record, route, method, status, duration_s), **more)
 
     def _line(self, record: RequestRecord, route: str, method: str, status: int, duration_s: float) -> dict[str, Any]:
         line: dict[str, Any] = {
