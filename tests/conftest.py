@@ -22,6 +22,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A shell starts a script's background jobs with SIGINT ignored, and every child inherits that; tests send it to theirs.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# So it does with SIGQUIT, and nohup with SIGHUP.
+if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Helper modules of the tests (stub_engine, live_server, tiny_models) are imported by name.
 sys.path.insert(0, str(Path(__file__).parent))
