@@ -24,6 +24,13 @@ sys.modules[_spec.name] = stand_in_base
 _spec.loader.exec_module(stand_in_base)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the first of these tests the time to compile llama.cpp for the stand-in base, on a slow machine too."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(1200))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def docker_on_path(tmp_path_factory):
     """``docker`` is ours for these tests, so that they are the same with and without a daemon."""
