@@ -27,7 +27,7 @@ _spec.loader.exec_module(stand_in_base)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give the first of these tests the time to compile llama.cpp for the stand-in base, on a slow machine too."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if Path(__file__).parent in item.path.parents and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1200))
 
 
