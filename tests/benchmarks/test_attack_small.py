@@ -22,6 +22,10 @@ LOG_BYTES = 1 << 20
 OPEN_FILES = 400
 # These need a server of their own: few descriptors, an output that nobody reads.
 ALONE = ("idle-connections", "bad-requests-unread-output")
+# An attacker with a name for every connection has as many turns as names: a gateway gives names, not callers. The
+# innocent caller may be told that the server is busy, or wait in vain, and is served as soon as they are gone.
+MAY_REFUSE = ("many-names",)
+WAITED = ('"error_type":"busy"', "TimeoutError")
 REQUESTS = [name for name in running.NAMES if name not in ALONE]
 BROKEN_FILES = ("gguf-epsilon-not-a-number", "gguf-equal-tokens")
 
@@ -53,9 +57,13 @@ def test_innocent_callers_are_answered_beside_an_attack(plan: Plan, server: Serv
     measured = running.measure(plan, server, name, quiet_s=QUIET_S, seconds=SECONDS)
     assert measured["server"]["alive"], target.tail(server)
     assert measured["attacker"]["connections"] > 0
-    assert measured["decisions"]["lost"] == []
+    lost = measured["decisions"]["lost"]
+    if name in MAY_REFUSE:
+        assert [each for each in lost if not any(how in each for how in WAITED)] == []
+    else:
+        assert lost == []
+        assert measured["decisions"]["answered"] > 0
     assert measured["decisions"]["wrong"] == 0
-    assert measured["decisions"]["answered"] > 0
     assert measured["ping"]["failed"] == 0
     assert measured["server"]["answers_afterwards"]
     assert measured["server"]["memory_growth_bytes"] < GROWTH_BYTES
