@@ -303,7 +303,9 @@ class StubEngine:
             self._counters.decisions += 1
             self._counters.decoded_tokens += counts.evaluated
             self._counters.reused_tokens += counts.reused
-            scores.append(Score(logits=self.logits(tokens), tokens=counts, queue_ms=0.0, engine_ms=0.1))
+            logits = self.logits(tokens)
+            hidden = logits[: self._identity.model.embedding_size] if prompt.hidden else None
+            scores.append(Score(logits=logits, tokens=counts, queue_ms=0.0, engine_ms=0.1, hidden=hidden))
         return scores
 
     def _generate(self, job: GenerationJob, on_event: Callable[[Event], None], stopped: threading.Event) -> None:

@@ -2,7 +2,7 @@
 
 The expected logic: score every decision alone, in an engine that keeps nothing. Then ask the same decisions of an
 engine that reuses, evicts and re-makes prefixes, in random company and order, from 32 clients at once, while chats
-run. Every logit vector must equal the first one with ``==``; there is no tolerance.
+run. Every logit vector, and every hidden state, must equal the first one with ``==``; there is no tolerance.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from steelyard_runtime.engine.interface import (
     Logits,
     Piece,
     Sampling,
+    Score,
     ScoreJob,
     ScorePrompt,
     Segment,
@@ -38,8 +39,9 @@ from steelyard_runtime.settings import Settings, load_settings
 
 CLIENTS = 32
 WORDS = ["order", "refund", "parcel", "login", "error", "invoice", "plan", "quote", "urgent", "late", "please", "never"]
-STATE_FIRST, OPTIONS_FIRST = ORDERS = ("state-first", "options-first")
+STATE_FIRST, OPTIONS_FIRST, HIDDEN = ORDERS = ("state-first", "options-first", "state-first, hidden")
 Alone = dict[tuple[str, int, int], Logits]
+"""By order, state and question: the logits, followed by the hidden state where the order asks for it."""
 KINDS = {"llama": "dense", "gemma3": "swa", "qwen35": "hybrid", "mamba2": "recurrent"}
 
 
@@ -77,8 +79,9 @@ def settings(path: Path, **changes: object) -> Settings:
 def prompt(case: Case, order: str, state: int, tail: int) -> ScorePrompt:
     """What comes first is kept; a question (here a "tail") serves every caller, a state only its own."""
     instructions = Segment(case.instructions)
-    if order == STATE_FIRST:
-        return ScorePrompt(shared=(instructions, Segment(case.states[state], private=True)), tail=case.tails[tail])
+    if order != OPTIONS_FIRST:
+        shared = instructions, Segment(case.states[state], private=True)
+        return ScorePrompt(shared=shared, tail=case.tails[tail], hidden=order == HIDDEN)
     return ScorePrompt(shared=(instructions, Segment(case.tails[tail])), tail=case.states[state])
 
 
@@ -87,7 +90,12 @@ def score(
 ) -> list[Logits]:
     prompts = tuple(prompt(case, order, state, tail) for tail in tails)
     job = ScoreJob(prompts=prompts, deadline=time.monotonic() + 240, caller=caller)
-    return [result.logits for result in engine.submit_score(job).result(timeout=240)]
+    return [vector(result, hidden=order == HIDDEN) for result in engine.submit_score(job).result(timeout=240)]
+
+
+def vector(result: Score, *, hidden: bool) -> Logits:
+    assert (result.hidden is not None) is hidden
+    return result.logits if result.hidden is None else np.concatenate([result.logits, result.hidden])
 
 
 def alone(path: Path, *, states: int, tails: int, longest: int, **changes: object) -> tuple[Case, Alone]:

@@ -14,6 +14,13 @@ from steelyard_runtime.decision import TokenCounts
 from steelyard_runtime.errors import Kind, Problem
 
 Logits = npt.NDArray[np.float32]
+Hidden = npt.NDArray[np.float32]
+HIDDEN_TAIL_TOKENS = 4
+"""The last decode of a prompt whose hidden state is wanted has so many tokens at most.
+
+llama.cpp gives hidden states of all tokens of a decode, and computes the whole vocabulary's logits for each of them.
+Four tokens take a CPU as long as one.
+"""
 Memory = Literal["dense", "swa", "hybrid", "recurrent"]
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 
@@ -192,10 +199,13 @@ class ScorePrompt:
     Attributes:
         shared: Segments that other prompts may begin with too, evaluated in this order.
         tail: Token ids, hashable; the logits after the last one are the result.
+        hidden: The hidden state after the last one is wanted too. Its last tokens have a decode of their own then, so
+            that the last bits of the logits are not those of the same prompt without.
     """
 
     shared: tuple[Segment, ...]
     tail: tuple[int, ...] | Tokens
+    hidden: bool = False
 
     def __len__(self) -> int:
         """Tokens."""
@@ -219,12 +229,21 @@ class ScoreJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Logits over the whole vocabulary, shape ``(vocabulary,)``, after one prompt."""
+    """The end of one prompt.
+
+    Attributes:
+        logits: Over the whole vocabulary, shape ``(vocabulary,)``.
+        tokens: What was evaluated.
+        queue_ms: Milliseconds of waiting.
+        engine_ms: Milliseconds in the engine.
+        hidden: The last layer's output after the final norm, shape ``(embedding_size,)``; None where it was not wanted.
+    """
 
     logits: Logits
     tokens: TokenCounts
     queue_ms: float
     engine_ms: float
+    hidden: Hidden | None = None
 
 
 class ConstrainedText(Protocol):

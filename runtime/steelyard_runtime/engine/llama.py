@@ -31,7 +31,7 @@ except (AttributeError, OSError, RuntimeError) as error:
         "binding was made for; install both from one release"
     ) from error
 
-from steelyard_runtime.engine.interface import Logits, Memory, Piece, Pooling
+from steelyard_runtime.engine.interface import HIDDEN_TAIL_TOKENS, Hidden, Logits, Memory, Piece, Pooling
 from steelyard_runtime.engine.plain_text import (
     BYTE,
     CONTROL,
@@ -676,12 +676,10 @@ class Context:
         self._stops = _Stops()
         if interruptible:
             params.cb_eval = self._stops.callback
-        embeds = shape.pooling != "none"
-        params.embeddings = embeds
-        if embeds:
-            params.pooling_type = next(code for code, name in POOLING.items() if name == shape.pooling)
-        else:
-            params.n_outputs_max = min(shape.sequences, shape.batch_tokens)
+        params.embeddings = shape.pooling != "none"
+        params.pooling_type = next(code for code, name in POOLING.items() if name == shape.pooling)
+        if not params.embeddings:
+            params.n_outputs_max = min(HIDDEN_TAIL_TOKENS * shape.sequences, shape.batch_tokens)
         LOG.lines.clear()
         self.pointer = L.llama_init_from_model(model.pointer, params)
         if not self.pointer:
@@ -727,9 +725,26 @@ class Context:
             wanted = self._decode(runs)
         return [self._row(index) for index in wanted]
 
-    def _decode(self, runs: Sequence[Run]) -> list[int]:
+    def decode_hidden(self, runs: Sequence[Run]) -> list[tuple[Logits, Hidden]]:
+        """Like ``decode``, with the hidden states of shape ``(embedding_size,)`` beside the logits.
+
+        llama.cpp computes both for every token, and has room for ``HIDDEN_TAIL_TOKENS`` of each sequence.
+
+        Raises:
+            LlamaError: llama.cpp failed; the sequences involved are in an unknown state.
+        """
+        if (count := sum(len(run.tokens) for run in runs)) > HIDDEN_TAIL_TOKENS * self.shape.sequences:
+            raise LlamaError(f"{count} tokens are too many for hidden states", unchanged=True)
+        L.llama_set_embeddings(self.pointer, True)
         try:
-            index, wanted = self._fill(runs)
+            wanted = self._decode(runs, all_outputs=True)
+        finally:
+            L.llama_set_embeddings(self.pointer, False)
+        return [(self._row(index), self._hidden(index)) for index in wanted]
+
+    def _decode(self, runs: Sequence[Run], *, all_outputs: bool = False) -> list[int]:
+        try:
+            index, wanted = self._fill(runs, all_outputs=all_outputs)
         except Exception as error:
             raise LlamaError(f"a batch cannot be made: {reason_of(error)}", unchanged=True) from error
         code = int(L.llama_decode(self.pointer, self._batch))
@@ -739,7 +754,7 @@ class Context:
             )
         return wanted
 
-    def _fill(self, runs: Sequence[Run]) -> tuple[int, list[int]]:
+    def _fill(self, runs: Sequence[Run], *, all_outputs: bool) -> tuple[int, list[int]]:
         """Put ``runs`` into the batch; its tokens, and the indices of the logits that are wanted."""
         batch, index, wanted = self._batch, 0, list[int]()
         for run in runs:
@@ -748,7 +763,7 @@ class Context:
                 batch.pos[index] = run.position + offset
                 batch.n_seq_id[index] = 1
                 batch.seq_id[index][0] = run.sequence
-                batch.logits[index] = 0
+                batch.logits[index] = all_outputs
                 index += 1
             if run.output:
                 batch.logits[index - 1] = 1
@@ -761,6 +776,12 @@ class Context:
         if not pointer:
             raise LlamaError(f"llama.cpp has no logits for batch index {index}")
         return np.ctypeslib.as_array(pointer, shape=(self.vocabulary_size,)).copy()
+
+    def _hidden(self, index: int) -> Hidden:
+        pointer = L.llama_get_embeddings_ith(self.pointer, index)
+        if not pointer:
+            raise LlamaError(f"llama.cpp has no hidden state for batch index {index}")
+        return np.ctypeslib.as_array(pointer, shape=(self.model.embedding_size,)).copy()
 
     def embed(self, tokens: Sequence[int], *, position: int = 0) -> Logits:
         """The embedding of one batch of a text, pooled over these tokens, not normalised; ``(embedding_size,)``.

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from steelyard_runtime.decision import TokenCounts
-from steelyard_runtime.engine.interface import Logits, Score, ScoreJob, ScorePrompt, Tokens
+from steelyard_runtime.engine.interface import HIDDEN_TAIL_TOKENS, Hidden, Logits, Score, ScoreJob, ScorePrompt, Tokens
 from steelyard_runtime.engine.llama import Context, LlamaError, Run, Snapshot
 from steelyard_runtime.engine.meter import Meter
 from steelyard_runtime.engine.prefixes import Chain, Key, PrefixStore, key_of, length
@@ -116,6 +116,7 @@ class Ready:
     Attributes:
         run: The job that it is the next prompt of.
         tail: What is missing.
+        hidden: The hidden state is wanted.
         sequence: Where the rest is.
         start: Tokens that did not have to be evaluated.
         position: Of the tail's first token.
@@ -125,6 +126,7 @@ class Ready:
 
     run: ScoreRun
     tail: tuple[int, ...] | Tokens
+    hidden: bool
     sequence: int
     start: int
     position: int
@@ -205,14 +207,13 @@ class Scorer:
         """
         try:
             ready = self.prepare(run, at=self._scratch[0], queue_ms=queue_ms, wanted=wanted)
-            logits = self._evaluate(
-                ready.tail, sequence=ready.sequence, position=ready.position, output=True, wanted=wanted
-            )
+            if ready.hidden:
+                ((logits, hidden),) = self._decode([ready], hidden=True)
+            else:
+                logits, hidden = self._evaluated(ready, wanted=wanted), None
         finally:
             self._context.clear(self._scratch[0])
-        if logits is None:
-            raise LlamaError("a decode gave no logits")
-        self._score(ready, logits)
+        self._score(ready, logits, hidden)
 
     def prepare(self, run: ScoreRun, *, at: int, queue_ms: float, wanted: Wanted) -> Ready:
         """Have everything but the tail of the next prompt of ``run`` in the sequence ``at``, which must be empty."""
@@ -224,38 +225,60 @@ class Scorer:
             self._evaluate(segment.tokens, sequence=at, position=position, output=False, wanted=wanted)
             position += len(segment.tokens)
             self._end_segment(run, prompt.shared[:end], at=at)
+        tail = prompt.tail
+        if prompt.hidden and (cut := len(tail) - HIDDEN_TAIL_TOKENS) > 0:
+            self._evaluate(tail[:cut], sequence=at, position=position, output=False, wanted=wanted)
+            tail, position = tail[cut:], position + cut
         if self._spare is not None and self._spare.run is run:
             self._spare.owed -= len(prompt.tail)
         run.begun += 1
         self._release(run, begun=run.begun)
-        return Ready(run, prompt.tail, at, start, position, queue_ms, began)
+        return Ready(run, tail, prompt.hidden, at, start, position, queue_ms, began)
 
     def together(self, batch: Sequence[Ready]) -> None:
         """Score prompts whose tails fit in one decode. Not exact: the bits depend on the company."""
-        if not batch:
-            return
-        runs = [Run(ready.tail, ready.sequence, ready.position, True) for ready in batch]
+        rows: dict[int, tuple[Logits, Hidden | None]] = {}
         try:
-            with self._meter.decoding(sum(len(ready.tail) for ready in batch)):
-                rows = self._context.decode(runs)
+            for hidden in (False, True):
+                some = [index for index, ready in enumerate(batch) if ready.hidden is hidden]
+                rows.update(zip(some, self._decode([batch[index] for index in some], hidden=hidden), strict=True))
         finally:
             for ready in batch:
                 self._context.clear(ready.sequence)
-        for ready, logits in zip(batch, rows, strict=True):
-            self._score(ready, logits)
+        for index, ready in enumerate(batch):
+            self._score(ready, *rows[index])
+
+    def _decode(self, batch: Sequence[Ready], *, hidden: bool) -> Sequence[tuple[Logits, Hidden | None]]:
+        """One decode of the tails of ``batch``, all of which want the hidden state, or none."""
+        if not batch:
+            return []
+        runs = [Run(ready.tail, ready.sequence, ready.position, True) for ready in batch]
+        with self._meter.decoding(sum(len(ready.tail) for ready in batch)):
+            if hidden:
+                return self._context.decode_hidden(runs)
+            return [(logits, None) for logits in self._context.decode(runs)]
+
+    def _evaluated(self, ready: Ready, *, wanted: Wanted) -> Logits:
+        """The logits after the tail of ``ready``, which may take several decodes."""
+        logits = self._evaluate(
+            ready.tail, sequence=ready.sequence, position=ready.position, output=True, wanted=wanted
+        )
+        if logits is None:
+            raise LlamaError("a decode gave no logits")
+        return logits
 
     def give_up(self, sequence: int) -> None:
         """Empty a sequence whose prompt is no longer wanted."""
         self._context.clear(sequence)
 
-    def _score(self, ready: Ready, logits: Logits) -> None:
+    def _score(self, ready: Ready, logits: Logits, hidden: Hidden | None) -> None:
         prompt = ready.position + len(ready.tail)
         counts = TokenCounts(prompt=prompt, evaluated=prompt - ready.start, reused=ready.start)
         self._meter.counters.reused_tokens += ready.start
         self._meter.counters.decisions += 1
         taken = monotonic() - ready.began
         self._meter.served(taken)
-        score = Score(logits=logits, tokens=counts, queue_ms=ready.queue_ms, engine_ms=taken * 1000)
+        score = Score(logits=logits, tokens=counts, queue_ms=ready.queue_ms, engine_ms=taken * 1000, hidden=hidden)
         ready.run.scores.append(score)
 
     def warm(self, chain: Chain) -> None:
