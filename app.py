@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from steelyard.nodejs import use_packaged_node
+from steelyard.cdk.nodejs import use_packaged_node
 
 use_packaged_node()  # before aws_cdk, which starts Node.js when it is imported
 
@@ -17,10 +17,10 @@ import aws_cdk as cdk  # noqa: E402
 
 from stacks.context import choices  # noqa: E402
 from stacks.environment_app import add_environment, pinned_context  # noqa: E402
-from steelyard.environment import environment_names, load_environment  # noqa: E402
-from steelyard.exit_codes import CommandError  # noqa: E402
+from steelyard.environments.files import environment_names, load_environment  # noqa: E402
 from steelyard.releases.bases import load_bases  # noqa: E402
 from steelyard.releases.manifest import load_release  # noqa: E402
+from steelyard_base.exit_codes import CommandError  # noqa: E402
 from steelyard_constructs.refusal import Refused  # noqa: E402
 
 

@@ -34,11 +34,11 @@ import numpy as np
 import numpy.typing as npt
 from rich.progress import Progress
 
-from steelyard import console
 from steelyard.models.catalogue import PackagePart
 from steelyard.models.package_index import wheel_url
 from steelyard.models.storage import cache_folder
-from steelyard.server_process import free_port, running_server
+from steelyard.serving.server_process import free_port, running_server
+from steelyard.terminal import console
 
 CASES = PackagePart(
     package="sys1bench",

@@ -20,7 +20,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from steelyard.commands.root import app
-from steelyard.environment import (
+from steelyard.commands.setting_flags import environment_name, flag_names, shown_default
+from steelyard.environments.schema import (
     Alarms,
     Artifacts,
     Budget,
@@ -41,7 +42,6 @@ from steelyard.environment import (
     Scaling,
     Schedule,
 )
-from steelyard.exit_codes import MEANING
 from steelyard.models.catalogue import (
     S3,
     CatalogueEntry,
@@ -66,7 +66,7 @@ from steelyard.releases.manifest import (
     ReleaseSource,
     Sbom,
 )
-from steelyard.setting_flags import environment_name, flag_names, shown_default
+from steelyard_base.exit_codes import MEANING
 from steelyard_runtime.errors import TABLE
 from steelyard_runtime.http.openapi import document
 from steelyard_runtime.limits import LIMITS, NOTES
@@ -200,7 +200,9 @@ def limits_page() -> str:
 def exit_codes_page() -> str:
     """What the command exits with."""
     rows = [[f"`{int(code)}`", code.name.lower(), meaning] for code, meaning in MEANING.items()]
-    return _page("Exit codes", "steelyard/exit_codes.py", "For scripts.", _table(["code", "name", "meaning"], rows))
+    return _page(
+        "Exit codes", "base/steelyard_base/exit_codes.py", "For scripts.", _table(["code", "name", "meaning"], rows)
+    )
 
 
 CATALOGUE_TABLES: dict[str, type[BaseModel]] = {
@@ -289,7 +291,7 @@ def environments_page() -> str:
             "fault.",
         ]
     )
-    return _page("Environments", "steelyard/environment.py", intro, _model_tables(ENVIRONMENT_TABLES))
+    return _page("Environments", "steelyard/environments/schema.py", intro, _model_tables(ENVIRONMENT_TABLES))
 
 
 def releases_page() -> str:

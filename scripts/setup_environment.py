@@ -115,7 +115,7 @@ def install(wanted: dict[str, str | None], *, rebuild: bool) -> int:
     run([*pip, "--require-hashes", "-r", LOCK], environment)
     run([*pip, "--quiet", "--no-deps", "--no-build-isolation", "-e", ROOT], environment)
     # The CDK's command line, as package-lock.json has it, on the Node.js that pip has just installed.
-    npm = "from steelyard.nodejs import npm_command; print(chr(10).join(npm_command()))"
+    npm = "from steelyard.cdk.nodejs import npm_command; print(chr(10).join(npm_command()))"
     found = subprocess.run([PYTHON, "-c", npm], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603
     node, npm_cli = found.stdout.splitlines()
     run([node, npm_cli, "ci", "--no-audit", "--no-fund", "--silent", "--prefix", ROOT])

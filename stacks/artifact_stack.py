@@ -6,7 +6,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_kms as kms
 
 from stacks.environment_stack import EnvironmentStack
-from steelyard.environment import CreatedKey, Environment, ExistingKey
+from steelyard.environments.schema import CreatedKey, Environment, ExistingKey
 from steelyard_constructs.artifact_store import ArtifactStore
 from steelyard_constructs.environment_key import EnvironmentKey
 

@@ -10,7 +10,7 @@ from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_s3_assets as s3_assets
 
 from stacks.environment_stack import EnvironmentStack
-from steelyard.environment import Environment
+from steelyard.environments.schema import Environment
 from steelyard.releases.bases import Bases, base_for
 from steelyard.releases.plan import image_project, model_project
 from steelyard.releases.source import ASSET_EXCLUDE

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steelyard.environment import DEFAULT
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.environments.files import DEFAULT
 from steelyard.releases.bases import FILE
 from steelyard.releases.manifest import SAMPLE
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.settings import instead_of, shown
 
 ALIASES = {"env": "environment"}

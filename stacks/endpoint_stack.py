@@ -13,7 +13,8 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns
 
 from stacks.environment_stack import TAG_ENDPOINT, TAG_RELEASE, EnvironmentStack
-from steelyard.environment import Endpoint, Environment, ExistingNetwork
+from steelyard.environments.schema import Endpoint, Environment, ExistingNetwork
+from steelyard.releases.compatibility import image_of
 from steelyard.releases.manifest import Release
 from steelyard_constructs.caller_role import CallerRole
 from steelyard_constructs.chat_endpoint import ChatEndpoint, ChatFlags
@@ -98,7 +99,7 @@ class EndpointStack(EnvironmentStack):
         """Let everything else of the stack wait until what the release names has been found."""
         everything = list(self.node.children)
         declared = self._declared
-        image = self.settings.image(declared, release)
+        image = image_of(self.settings, declared, release)
         model = None
         if declared.hub is None:
             released = release.model(declared.role)
@@ -126,7 +127,7 @@ class EndpointStack(EnvironmentStack):
         vpc, subnets = self._place(shared.network)
         return EndpointProps(
             endpoint_name=endpoint_name,
-            image=self.settings.image(declared, release),
+            image=image_of(self.settings, declared, release),
             hardware=declared.machine,
             instance_type=declared.instance_type,
             instance_pool=declared.pool,

@@ -13,8 +13,9 @@ from stacks.build_stack import BuildStack
 from stacks.endpoint_stack import EndpointStack, Shared
 from stacks.network_stack import NetworkStack
 from stacks.observability_stack import ObservabilityStack
-from steelyard.environment import CreatedNetwork, Environment, check_release
+from steelyard.environments.schema import CreatedNetwork, Environment
 from steelyard.releases.bases import Bases, load_bases
+from steelyard.releases.compatibility import check_release
 from steelyard.releases.manifest import Release
 
 CDK_JSON = Path(__file__).resolve().parent.parent / "cdk.json"

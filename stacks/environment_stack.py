@@ -5,7 +5,7 @@ from __future__ import annotations
 import aws_cdk as cdk
 from aws_cdk import aws_logs as logs
 
-from steelyard.environment import Environment
+from steelyard.environments.schema import Environment
 
 TAG_ENVIRONMENT = "steelyard:environment"
 TAG_RELEASE = "steelyard:release"

@@ -6,7 +6,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_kms as kms
 
 from stacks.environment_stack import EnvironmentStack
-from steelyard.environment import CreatedNetwork, Environment
+from steelyard.environments.schema import CreatedNetwork, Environment
 from steelyard_constructs.isolated_network import IsolatedNetwork
 
 

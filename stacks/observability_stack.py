@@ -6,7 +6,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_kms as kms
 
 from stacks.environment_stack import TAG_ENVIRONMENT, EnvironmentStack
-from steelyard.environment import Environment
+from steelyard.environments.schema import Environment
 from steelyard_constructs.alarm_topic import AlarmTopic
 from steelyard_constructs.cost_budget import CostBudget
 from steelyard_constructs.endpoint import VARIANT_NAME

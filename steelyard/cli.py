@@ -13,7 +13,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -25,8 +25,8 @@ def run(arguments: list[str] | None = None) -> int:
     Returns:
         The exit code. A wrong command line is 2, Ctrl-C is 130.
     """
-    from steelyard import console
     from steelyard.commands.root import app
+    from steelyard.terminal import console
 
     try:
         app(arguments)
@@ -47,7 +47,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _interrupted() -> int:
-    from steelyard import console
+    from steelyard.terminal import console
 
     console.note("interrupted")
     return ExitCode.INTERRUPTED

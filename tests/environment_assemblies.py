@@ -11,7 +11,8 @@ from typing import Any
 import aws_cdk as cdk
 
 from stacks.environment_app import add_environment, pinned_context
-from steelyard.environment import Environment, environment_names, load_environment
+from steelyard.environments.files import environment_names, load_environment
+from steelyard.environments.schema import Environment
 from steelyard.releases.manifest import Release, load_release
 
 NAMES = environment_names()

@@ -10,12 +10,13 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from steelyard.environment import Environment, load_environment, parse_environment
-from steelyard.exit_codes import CommandError
+from steelyard.environments.files import load_environment, parse_environment
+from steelyard.environments.schema import Environment
 from steelyard.models.catalogue import CatalogueEntry, read_entry
 from steelyard.models.manifest import ModelManifest, read_manifest
 from steelyard.releases.bases import load_bases
 from steelyard.releases.manifest import FOLDER, Release, parse_release
+from steelyard_base.exit_codes import CommandError
 
 # What pydantic takes for a value of the type unless it is told to be strict, and what nobody can mean.
 LOOKALIKES: dict[type, list[Any]] = {

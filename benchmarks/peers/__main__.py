@@ -28,7 +28,7 @@ from benchmarks.peers import exactness, machine, report, servers, supplies, work
 from benchmarks.peers.asking import Log, Patience, Record, tally
 from benchmarks.peers.servers import DEFAULT_PEERS, LLAMA, OURS, PEERS, ROOT, WALKTHROUGH, Peer, Plan
 from benchmarks.peers.workloads import Bench, Numbers
-from steelyard.exit_codes import CommandError
+from steelyard_base.exit_codes import CommandError
 from steelyard_runtime.engine import cores
 
 ALL = ("A", "B", "C", "D", "E", "F", "exact", "soak")

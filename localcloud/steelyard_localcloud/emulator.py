@@ -18,9 +18,9 @@ from typing import Any, cast
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
-from steelyard.builds.container_storage import write_storage
 from steelyard_localcloud.certificates import Certificates, make_certificates
 from steelyard_localcloud.codebuild.environment import inherited
+from steelyard_localcloud.containers.storage import write_storage
 from steelyard_localcloud.details import FILE_NAME, CloudDetails, own_folder
 from steelyard_localcloud.options import Options
 from steelyard_localcloud.ports import HOST, free_port

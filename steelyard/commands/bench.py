@@ -18,15 +18,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from steelyard import console
 from steelyard.benchmarking import profile
 from steelyard.benchmarking.comparison import Comparison, Estimate, MeasureError
 from steelyard.benchmarking.tuning import CONFIRMATION, ROUNDS, Findings, default_settings, stages, tune
 from steelyard.benchmarking.workload import EngineSettings, Facts, Workbench
 from steelyard.commands import completion
 from steelyard.commands.app import App
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models import storage
+from steelyard.terminal import console
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.engine import cores, model_files
 from steelyard_runtime.settings import Settings
 

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
 
-from steelyard import console
-from steelyard.client import DEFAULT_URL, Client
-from steelyard.commands.decide import Timeout, Url
-
-
-class Chats(Protocol):
-    """Whatever answers chats: a server over HTTP, or an endpoint."""
-
-    def chat(self, messages: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
-        """A whole chat completion."""
-
-    def stream_chat(self, messages: list[dict[str, Any]], **options: Any) -> Iterator[dict[str, Any]]:
-        """The chunks of a streamed chat completion."""
-
-
-System = Annotated[str | None, typer.Option("--system", help="Instructions for the model.")]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
-Temperature = Annotated[float | None, typer.Option("--temperature", min=0.0, max=2.0, help="0 is greedy.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")]
+from steelyard.client.http import DEFAULT_URL, Client
+from steelyard.commands.options import MaxTokens, Seed, System, Temperature, Timeout, Url
+from steelyard.terminal import chats, console
 
 
 def command(
@@ -53,28 +35,7 @@ def command(
         if message is None:
             _converse(client, messages, given)
         else:
-            answer(client, [*messages, {"role": "user", "content": message}], given, as_json=as_json)
-
-
-def answer(client: Chats, messages: list[dict[str, Any]], options: dict[str, Any], *, as_json: bool) -> None:
-    """Print the answer to a conversation: as it comes, or as JSON when it is whole."""
-    if as_json:
-        sys.stdout.write(json.dumps(client.chat(messages, **options), ensure_ascii=False) + "\n")
-    else:
-        say(client, messages, options)
-
-
-def say(client: Chats, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
-    """Print an answer as it comes; returns its text."""
-    parts = []
-    for chunk in client.stream_chat(messages, **options):
-        for choice in chunk.get("choices", ()):
-            text = choice.get("delta", {}).get("content") or ""
-            parts.append(text)
-            sys.stdout.write(text)
-            sys.stdout.flush()
-    sys.stdout.write("\n")
-    return "".join(parts)
+            chats.answer(client, [*messages, {"role": "user", "content": message}], given, as_json=as_json)
 
 
 def _converse(client: Client, messages: list[dict[str, Any]], options: dict[str, Any]) -> None:
@@ -87,4 +48,4 @@ def _converse(client: Client, messages: list[dict[str, Any]], options: dict[str,
             return
         if text.strip():
             messages.append({"role": "user", "content": text})
-            messages.append({"role": "assistant", "content": say(client, messages, options)})
+            messages.append({"role": "assistant", "content": chats.say(client, messages, options)})

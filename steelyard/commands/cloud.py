@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from steelyard import console, local_cloud
 from steelyard.commands.app import App
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.commands.options import Home, Port
+from steelyard.deploy import local_cloud
+from steelyard.terminal import console
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 app = App(help="A local AWS cloud on this machine: start, look, use, stop.")
 
 _STOP = "case $- in *i*) false ;; *) exit 1 ;; esac\n"
-
-Home = Annotated[Path, typer.Option("--home", envvar="STEELYARD_CLOUD", help="Folder of the local cloud.")]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free one.")]
 
 
 @app.command("start")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 import typer
 
-from steelyard.environment import DEFAULT, environment_names, load_environment
-from steelyard.exit_codes import CommandError
+from steelyard.environments.files import DEFAULT, environment_names, load_environment
 from steelyard.models.catalogue import catalogue
 from steelyard.releases.manifest import release_names
+from steelyard_base.exit_codes import CommandError
 
 
 def models(incomplete: str) -> list[str]:

@@ -11,14 +11,14 @@ from typing import Annotated
 
 import typer
 
-from steelyard import console
-from steelyard.client import Client
-from steelyard.commands import completion, examples
-from steelyard.exit_codes import CommandError
+from steelyard.client.http import Client
+from steelyard.commands import completion
 from steelyard.models import storage
 from steelyard.models.catalogue import catalogue, example
 from steelyard.models.pull import pull
-from steelyard.server_process import free_port, running_server, tail
+from steelyard.serving.server_process import free_port, running_server, tail
+from steelyard.terminal import console, examples
+from steelyard_base.exit_codes import CommandError
 from steelyard_runtime.settings import Settings
 
 

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from steelyard import console
 from steelyard.commands import completion
-from steelyard.exit_codes import ExitCode
-from steelyard.machine import Level, check_machine
+from steelyard.serving.machine import Level, check_machine
+from steelyard.terminal import console
+from steelyard_base.exit_codes import ExitCode
 from steelyard_runtime.settings import Settings
 
 _STYLE = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILED: "bold red"}

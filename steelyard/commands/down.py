@@ -7,15 +7,17 @@ from typing import Annotated
 
 import typer
 
-from steelyard import console, deployment, leftovers, local_cloud
-from steelyard.aws import Aws, delete_stack, stacks_of
-from steelyard.cdk import Cdk
-from steelyard.commands.cloud import Home
-from steelyard.commands.release import EnvironmentName, step
-from steelyard.commands.up import Local, ReleaseName, reference
-from steelyard.environment import DEFAULT, Environment, load_environment
-from steelyard.exit_codes import CommandError
+from steelyard.aws.cloudformation import delete_stack
+from steelyard.aws.session import Aws
+from steelyard.cdk.program import Cdk, release_reference
+from steelyard.commands.options import EnvironmentName, Home, Local, ReleaseName
+from steelyard.deploy import deployment, leftovers, local_cloud
+from steelyard.deploy.endpoints import stacks_of
+from steelyard.environments.files import DEFAULT, load_environment
+from steelyard.environments.schema import Environment
 from steelyard.releases.manifest import SAMPLE
+from steelyard.terminal import console
+from steelyard_base.exit_codes import CommandError
 
 
 def command(
@@ -32,12 +34,12 @@ def command(
     """
     environment = load_environment(env)
     if not local:
-        _destroy(environment, Cdk(environment=env, release=reference(release or SAMPLE)), ask=not yes)
+        _destroy(environment, Cdk(environment=env, release=release_reference(release or SAMPLE)), ask=not yes)
         return
     if (cloud := local_cloud.running(home)) is not None:
         with local_cloud.reached(cloud.environment()):
-            _destroy(environment, Cdk(environment=env, release=reference(release or SAMPLE)), ask=False)
-        step("the local cloud")
+            _destroy(environment, Cdk(environment=env, release=release_reference(release or SAMPLE)), ask=False)
+        console.step("the local cloud")
     ran = local_cloud.stop(home)
     console.note(f"the local cloud has stopped; {home} is removed" if ran else f"no local cloud runs in {home}")
 
@@ -57,17 +59,17 @@ def _delete_removed_endpoints(aws: Aws, environment: Environment, cdk: Cdk, *, a
             hint=f"Put the endpoint back into environments/{environment.name}.toml, or run this again.",
         )
     for stack in removed:
-        step(f"deleting {stack.name}, which environments/{environment.name}.toml no longer has")
+        console.step(f"deleting {stack.name}, which environments/{environment.name}.toml no longer has")
         delete_stack(aws, stack)
 
 
 def _destroy(environment: Environment, cdk: Cdk, *, ask: bool) -> None:
     aws = Aws(environment.region)
     if stacks_of(aws, environment):
-        step(f"cdk synth: environment {environment.name}")
+        console.step(f"cdk synth: environment {environment.name}")
         cdk.synth()
         _delete_removed_endpoints(aws, environment, cdk, ask=ask)
-        step("cdk destroy --all")
+        console.step("cdk destroy --all")
         cdk.destroy(ask=ask)
     if left := stacks_of(aws, environment):
         raise CommandError(

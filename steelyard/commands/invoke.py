@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from steelyard.aws import Aws, deployed_endpoint
-from steelyard.commands import chat, completion, decide, many
-from steelyard.commands.release import EnvironmentName
-from steelyard.decision_file import usage
-from steelyard.endpoint_client import EndpointClient
-from steelyard.environment import DEFAULT, load_environment
+from steelyard.aws.session import Aws
+from steelyard.client.decision_file import usage
+from steelyard.client.sagemaker import EndpointClient
+from steelyard.commands import completion, options
+from steelyard.deploy.endpoints import deployed_endpoint
+from steelyard.environments.files import DEFAULT, load_environment
+from steelyard.terminal import chats, decisions, many
 
 
 def command(
@@ -29,30 +30,30 @@ def command(
         ),
     ] = None,
     *,
-    env: EnvironmentName = DEFAULT,
+    env: options.EnvironmentName = DEFAULT,
     kind: Annotated[
         Literal["chat", "decision"] | None,
         typer.Option("--kind", help="What to ask for. Unless given, the stack is asked, which takes a right to do so."),
     ] = None,
-    state: decide.StateText = None,
-    state_file: decide.StateFile = None,
-    question: decide.Question = None,
-    option: decide.Options = None,
-    layout: many.ChosenLayout = None,
-    states: many.States = None,
-    states_format: many.StatesFormat = None,
-    state_field: many.StateField = None,
-    id_field: many.IdField = None,
-    out: many.Out = None,
-    resume: many.Resume = False,
-    row_format: many.RowFormat = None,
-    concurrency: many.Concurrency = 1,
-    system: chat.System = None,
-    max_tokens: chat.MaxTokens = None,
-    temperature: chat.Temperature = None,
-    seed: chat.Seed = None,
-    timeout: decide.Timeout = 60.0,
-    as_json: decide.AsJson = False,
+    state: options.StateText = None,
+    state_file: options.StateFile = None,
+    question: options.Question = None,
+    option: options.Options = None,
+    layout: options.ChosenLayout = None,
+    states: options.States = None,
+    states_format: options.StatesFormat = None,
+    state_field: options.StateField = None,
+    id_field: options.IdField = None,
+    out: options.Out = None,
+    resume: options.Resume = False,
+    row_format: options.RowFormat = None,
+    concurrency: options.Concurrency = 1,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    seed: options.Seed = None,
+    timeout: options.Timeout = 60.0,
+    as_json: options.AsJson = False,
 ) -> None:
     """Ask a deployed endpoint for decisions, or chat with it.
 
@@ -95,17 +96,17 @@ def command(
     if kind == "decision":
         _refuse(for_chat, "chat", endpoint)
         file = None if request is None else Path(request)
-        asked = decide.asked_by(
+        asked = decisions.asked_by(
             file, state=state, state_file=state_file, question=question, option=option, layout=layout, flags=flags
         )
-        decide.answer(lambda: nullcontext(client), asked, flags, as_json=as_json)
+        decisions.answer(lambda: nullcontext(client), asked, flags, as_json=as_json)
         return
     _refuse(for_decisions, "decisions", endpoint)
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": _message(request)})
-    options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    given = {name: value for name, value in options.items() if value is not None}
-    chat.answer(client, messages, given, as_json=as_json)
+    chosen = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    chats.answer(client, messages, given, as_json=as_json)
 
 
 def _refuse(flags: dict[str, Any], contract: str, endpoint: str) -> None:

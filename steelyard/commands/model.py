@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from steelyard import console
 from steelyard.commands import completion
 from steelyard.commands.app import App
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models import storage
 from steelyard.models.catalogue import CatalogueEntry, catalogue, find
 from steelyard.models.pull import pull as pull_model
+from steelyard.terminal import console
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 app = App(help="The pinned models: list, fetch, verify, package, publish.")
 Name = Annotated[
@@ -178,7 +178,7 @@ def push(
     Nothing is ever replaced: a model that is there already is compared. Prints MODEL_KEY=... and
     MODEL_MANIFEST_SHA256=... for a shell to read.
     """
-    from steelyard.aws import Aws
+    from steelyard.aws.session import Aws
     from steelyard.models.publisher import publish
 
     entry = find(name)

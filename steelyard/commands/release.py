@@ -12,42 +12,34 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from steelyard import console, deployment
-from steelyard.aws import Aws
-from steelyard.build_log import build_log
-from steelyard.cdk import Cdk
+from steelyard.aws.session import Aws
+from steelyard.cdk.program import Cdk
 from steelyard.commands import completion
 from steelyard.commands.app import App
-from steelyard.environment import DEFAULT, load_environment, promotion_targets
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.commands.options import AllowCritical, AllowDirty, BasesFile, EnvironmentName, Json
+from steelyard.deploy import deployment
+from steelyard.environments.files import DEFAULT, load_environment, promotion_targets
 from steelyard.models.storage import human_size
+from steelyard.releases.assemble import Order
 from steelyard.releases.bases import FILE, load_bases
-from steelyard.releases.build import Order, build_release
 from steelyard.releases.checks import Finding, State, findings
 from steelyard.releases.difference import Change, changes
 from steelyard.releases.manifest import FOLDER, SAMPLE, Release, load_release, release_names
 from steelyard.releases.plan import plan_for
 from steelyard.releases.source import read_checkout
+from steelyard.terminal import console
+from steelyard.terminal.building import build_with_log
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.hardware import Hardware
 
 app = App(help="What is deployed: build it, look at it, compare it, check it.")
 
-EnvironmentName = Annotated[
-    str, typer.Option("--env", help="Name of a file in environments/.", autocompletion=completion.environments)
-]
 Reference = Annotated[
     str,
     typer.Argument(
         help="Id of a release, its first digits, or a path ending in .json.", autocompletion=completion.releases
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-BasesFile = Annotated[Path, typer.Option("--bases", help="File of the containers that images are built on.")]
-AllowDirty = Annotated[bool, typer.Option("--allow-dirty", help="Also from changes that no commit has; it says so.")]
-AllowCritical = Annotated[
-    bool, typer.Option("--allow-critical", help="Accept critical findings of our images' scan; the release says so.")
-]
-
 _SIGNS = {State.OK: ("ok", "green"), State.MISSING: ("missing", "bold red"), State.DIFFERS: ("differs", "bold red")}
 
 
@@ -85,7 +77,7 @@ def build(
     aws = Aws(environment.region)
     if stacks:
         cdk = Cdk(environment=env, release=SAMPLE, bases=bases.resolve())
-        bucket = deployment.prepare(aws, environment, cdk, step)
+        bucket = deployment.prepare(aws, environment, cdk, console.step, note=console.note)
     else:
         bucket = deployment.artifact_bucket(aws, environment)
     order = Order(
@@ -97,28 +89,10 @@ def build(
         note=note,
         allow_critical=allow_critical,
     )
-    release, path = make(aws, order, here=local, to=to)
+    release, path = build_with_log(aws, order, here=local, to=to)
     print_contents(release)
     console.out.print(Text(f"written to {path}"), soft_wrap=True)
     console.note(f"next: commit it; steelyard up --env {env} --release {release.id}")
-
-
-def make(aws: Aws, order: Order, *, here: bool, to: Path = FOLDER) -> tuple[Release, Path]:
-    """Build a release and show the builds while they run.
-
-    Raises:
-        CommandError: The projects have other source than the checkout, a build failed, or what it made is not there.
-    """
-    where = "on this machine" if here else "in CodeBuild"
-    parts = [*sorted(set(order.plan.models.values())), *(f"the image for {each.value}" for each in order.plan.images)]
-    step(f"{', '.join(parts)}: built {where}, from commit {order.checkout.source.commit[:12]}")
-    with build_log() as log:
-        return build_release(aws, order, log, here=here, folder=to, say=console.note)
-
-
-def step(text: str) -> None:
-    """Head what follows."""
-    console.heading(text, to=console.err)
 
 
 def _role(text: str) -> tuple[str, str]:

@@ -6,9 +6,23 @@ from typing import Annotated
 
 import typer
 
-from steelyard import console
-from steelyard.commands import bench, chat, cloud, decide, demo, doctor, down, invoke, model, release, serve, sweep, up
+from steelyard.commands import (
+    bench,
+    chat,
+    cloud,
+    decide,
+    demo,
+    doctor,
+    down,
+    invoke,
+    model,
+    release,
+    serve,
+    sweep,
+    up,
+)
 from steelyard.commands.app import App
+from steelyard.terminal import console
 
 app = App(name="steelyard", help="Decisions and chat from a GGUF model, on your machine and on Amazon SageMaker AI.")
 app.command("serve")(serve.command)

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from steelyard import console
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.commands.setting_flags import settings_from, with_setting_flags
 from steelyard.models import storage
-from steelyard.setting_flags import settings_from, with_setting_flags
+from steelyard.terminal import console
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.engine import model_files
 from steelyard_runtime.settings import Settings
 

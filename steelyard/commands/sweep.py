@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from steelyard import console, leftovers
-from steelyard.aws import Aws
-from steelyard.commands.release import EnvironmentName
-from steelyard.environment import DEFAULT, load_environment
+from steelyard.aws.session import Aws
+from steelyard.commands.options import EnvironmentName
+from steelyard.deploy import leftovers
+from steelyard.environments.files import DEFAULT, load_environment
 from steelyard.models.storage import human_size
+from steelyard.terminal import console
 
 
 def command(

@@ -5,38 +5,43 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from steelyard import console, deployment, local_cloud
-from steelyard.aws import Aws, DeployedEndpoint, deployed_endpoint, stacks_of
-from steelyard.cdk import Cdk
-from steelyard.commands import completion, examples
-from steelyard.commands.cloud import Home, Port
-from steelyard.commands.release import AllowCritical, AllowDirty, BasesFile, EnvironmentName, make, step
-from steelyard.endpoint_client import EndpointClient
-from steelyard.environment import DEFAULT, Environment, load_environment, promotion_targets
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.aws.session import Aws
+from steelyard.cdk.program import Cdk, release_reference
+from steelyard.client.sagemaker import EndpointClient
+from steelyard.commands.options import (
+    AllowCritical,
+    AllowDirty,
+    BasesFile,
+    EnvironmentName,
+    Home,
+    Local,
+    Port,
+    ReleaseName,
+)
+from steelyard.deploy import deployment, local_cloud
+from steelyard.deploy.endpoints import DeployedEndpoint, deployed_endpoint, stacks_of
+from steelyard.deploy.supplies import FromCodeBuild, FromThisMachine
+from steelyard.environments.files import DEFAULT, load_environment, promotion_targets
+from steelyard.environments.schema import Environment
+from steelyard.releases.assemble import Order, matching_release
 from steelyard.releases.bases import FILE, load_bases
-from steelyard.releases.build import Order, matching_release
 from steelyard.releases.manifest import FOLDER, SAMPLE, Release, load_release
 from steelyard.releases.plan import Plan, plan_for
 from steelyard.releases.source import read_checkout, read_source
-from steelyard.supplies import FromCodeBuild, FromThisMachine
+from steelyard.terminal import console, examples
+from steelyard.terminal.build_log import build_log
+from steelyard.terminal.building import build_with_log
+from steelyard_base.exit_codes import CommandError, ExitCode
+
+if TYPE_CHECKING:
+    from steelyard_localcloud.details import CloudDetails
 
 EXAMPLE_S = 120.0
-
-ReleaseName = Annotated[
-    str | None,
-    typer.Option(
-        "--release",
-        help="Id of a release, its first digits, or a path ending in .json.",
-        autocompletion=completion.releases,
-    ),
-]
-Local = Annotated[bool, typer.Option("--local", help="In the local cloud instead of AWS.")]
 
 
 def command(
@@ -72,7 +77,7 @@ def command(
     plan = plan_for(environment, targets=promotion_targets(environment)) if manifest is None else None
     cloud = None
     if local and (cloud := local_cloud.running(home)) is None:
-        step("the local cloud")
+        console.step("the local cloud")
         cloud = local_cloud.start(home, port=port)
     with local_cloud.reached(cloud.environment() if cloud else {}):
         aws = Aws(environment.region)
@@ -90,9 +95,9 @@ def command(
             )
             named = str(folder / f"{manifest.id}.json")
         manifest = manifest or load_release()
-        cdk = Cdk(environment=env, release=reference(named or manifest.id), bases=bases.resolve())
-        supplies = FromThisMachine(cloud) if cloud and manifest.sample else FromCodeBuild(environment)
-        deployment.deploy(aws, environment, manifest, cdk, step, supplies=supplies)
+        cdk = Cdk(environment=env, release=release_reference(named or manifest.id), bases=bases.resolve())
+        supplies = _supplies(environment, cloud if manifest.sample else None)
+        deployment.deploy(aws, environment, manifest, cdk, console.step, note=console.note, supplies=supplies)
         removed = deployment.undeclared(aws, environment, cdk)
         console.note(f"deployed after {time.monotonic() - began:.0f} s")
         endpoints = {name: deployed_endpoint(aws, environment, name) for name in environment.endpoints}
@@ -102,6 +107,12 @@ def command(
         console.heading("where everything is")
         console.rows(_places(aws, environment, endpoints, home=home if local else None))
     _advise(env, endpoints, local=local, deletions=[deployment.deletion(aws, stack) for stack in removed])
+
+
+def _supplies(environment: Environment, cloud: CloudDetails | None) -> deployment.Supplies:
+    if cloud is not None:
+        return FromThisMachine(cloud, progress=console.pull_bar)
+    return FromCodeBuild(environment, watch=build_log)
 
 
 def _built(
@@ -121,7 +132,7 @@ def _built(
     # Before the stacks: a source that is refused must not have become that of the projects.
     checkout = read_checkout(allow_dirty=allow_dirty)
     cdk = Cdk(environment=environment.name, release=SAMPLE, bases=bases.resolve())
-    bucket = deployment.prepare(aws, environment, cdk, step)
+    bucket = deployment.prepare(aws, environment, cdk, console.step, note=console.note)
     order = Order(
         environment=environment,
         bucket=bucket,
@@ -130,14 +141,9 @@ def _built(
         checkout=checkout,
         allow_critical=allow_critical,
     )
-    made, path = make(aws, order, here=False, to=folder)
+    made, path = build_with_log(aws, order, here=False, to=folder)
     console.note(f"release {made.id} is written to {path}{'; commit it' if folder == FOLDER else ''}")
     return made
-
-
-def reference(release: str) -> str:
-    """A release as the app is told it: the app runs in another folder, so a path must not depend on this one."""
-    return str(Path(release).resolve()) if release.endswith(".json") else release
 
 
 def _ask(aws: Aws, endpoints: Mapping[str, DeployedEndpoint]) -> None:

@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, HttpUrl, ValidationError, model_validator
 
-from steelyard.exit_codes import CommandError, ExitCode
-from steelyard.faults import sentences
-from steelyard.strict import FolderPath, Listed, Strict, read_toml
+from steelyard_base.exit_codes import CommandError, ExitCode
+from steelyard_base.faults import sentences
+from steelyard_base.strict import FolderPath, Listed, Strict, read_toml
 
 DATA = Path(__file__).parent.parent / "data"
 MODELS = DATA / "models"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models import storage
 from steelyard.models.catalogue import CatalogueEntry, ModelFile
 from steelyard.models.gguf_metadata import GgufFacts, read_facts, tensor_type_of
 from steelyard.models.template_review import review
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.engine import model_files
 
 _KIND_OF_ROLE = {"weights": "model", "shard": "model", "mmproj": "mmproj"}

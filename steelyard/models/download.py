@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import tenacity
 
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models.parallel import Tally, check, ordered
 from steelyard.models.storage import BLOCK, human_size, require_space
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 ATTEMPTS_WITHOUT_PROGRESS = 6
 LONGEST_PAUSE_S = 60.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.engine.gguf_header import GgufError, Header, read_header
 
 _FILE_TYPE_PREFIXES = ("MOSTLY_", "ALL_")

@@ -13,8 +13,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from steelyard.exit_codes import CommandError, ExitCode
-from steelyard.faults import sentences
 from steelyard.models.catalogue import (
     S3,
     Bytes,
@@ -30,7 +28,9 @@ from steelyard.models.catalogue import (
     model_file,
     require_one_model,
 )
-from steelyard.strict import Listed, Strict
+from steelyard_base.exit_codes import CommandError, ExitCode
+from steelyard_base.faults import sentences
+from steelyard_base.strict import Listed, Strict
 
 FILE_NAME = "model-manifest.json"
 

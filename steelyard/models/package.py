@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models import storage
 from steelyard.models.archive import archive_bytes, write_archive
 from steelyard.models.catalogue import CatalogueEntry
 from steelyard.models.claims import check_claims
 from steelyard.models.manifest import FILE_NAME, ModelManifest, manifest_of, manifest_sha256
 from steelyard.models.pull import Progress, Silent
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 ARCHIVE = "model.tar.gz"
 

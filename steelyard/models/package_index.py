@@ -9,9 +9,9 @@ from urllib.parse import urldefrag, urlsplit, urlunsplit
 import httpx
 import tenacity
 
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models.catalogue import PackagePart
 from steelyard.models.download import RETRIED_STATUSES
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.1"

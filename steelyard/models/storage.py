@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models.catalogue import CatalogueEntry, ModelFile, catalogue, find
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 BLOCK = 1 << 20
 Advance = Callable[[int], None]

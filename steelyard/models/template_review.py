@@ -6,7 +6,7 @@ are warnings: another program may run the same file without one.
 
 from __future__ import annotations
 
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.templates.limits import COMPILE_CPU_S, MEMORY_MIB
 from steelyard_runtime.templates.process import shared
 

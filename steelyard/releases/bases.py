@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from steelyard.exit_codes import CommandError, ExitCode
-from steelyard.faults import sentences
 from steelyard.releases.manifest import ReleasedImage
-from steelyard.strict import read_toml
+from steelyard_base.exit_codes import CommandError, ExitCode
+from steelyard_base.faults import sentences
+from steelyard_base.strict import read_toml
 from steelyard_constructs.hardware import Hardware
 
 FILE = Path(__file__).resolve().parents[2] / "images" / "bases.toml"

@@ -16,10 +16,10 @@ from enum import StrEnum
 from http.client import HTTPException
 from typing import Any
 
-from steelyard.aws import Aws, error_code, told
-from steelyard.environment import Environment
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.aws.session import Aws, error_code, told
+from steelyard.environments.schema import Environment
 from steelyard.releases.manifest import Kind, Release, ReleasedImage, ReleasedModel
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.hardware import Hardware
 from steelyard_constructs.images import publisher_account
 from steelyard_constructs.refusal import Refused
@@ -211,7 +211,7 @@ def published_registry(aws: Aws, environment: Environment, image: ReleasedImage)
 
 
 def _publisher(region: str) -> str:
-    from steelyard.nodejs import use_packaged_node
+    from steelyard.cdk.nodejs import use_packaged_node
 
     use_packaged_node()
     try:

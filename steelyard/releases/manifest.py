@@ -21,10 +21,10 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from steelyard.exit_codes import CommandError, ExitCode
-from steelyard.faults import sentences
 from steelyard.models.catalogue import Sha256
-from steelyard.strict import Listed, Named, Strict
+from steelyard_base.exit_codes import CommandError, ExitCode
+from steelyard_base.faults import sentences
+from steelyard_base.strict import Listed, Named, Strict
 from steelyard_constructs.hardware import Architecture, Hardware
 from steelyard_constructs.images import ImageReference
 from steelyard_constructs.model_artifact import ModelArtifact

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from steelyard.environment import Environment
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.environments.schema import Environment
 from steelyard.releases.manifest import Release, ReleaseSource
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.hardware import Hardware
 
 

@@ -6,14 +6,14 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.releases.manifest import ReleaseSource
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 
 INPUTS = (
     *("pyproject.toml", "requirements.txt", "README.md", "LICENSE", "NOTICE"),
-    *("constructs", "examples", "images", "models", "runtime", "steelyard"),
+    *("base", "constructs", "examples", "images", "models", "runtime", "steelyard"),
 )
 """What the builds need of this repository. Everything else would make a new source, and so new builds, for nothing."""
 
@@ -58,7 +58,7 @@ def read_checkout(root: Path = ROOT, *, allow_dirty: bool = False) -> Checkout:
 
 def asset_hash(root: Path = ROOT) -> str:
     """What the CDK calls the archive of the builds' source, as it lies here: a hash of all files in it."""
-    from steelyard.nodejs import use_packaged_node
+    from steelyard.cdk.nodejs import use_packaged_node
 
     use_packaged_node()
     import aws_cdk as cdk

@@ -12,8 +12,8 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from steelyard.exit_codes import CommandError
-from steelyard.refusals import RequestError
+from steelyard.client.refusals import RequestError
+from steelyard_base.exit_codes import CommandError
 
 Json = dict[str, Any]
 

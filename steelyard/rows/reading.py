@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
-from steelyard.decision_file import parse_json, usage
-from steelyard.exit_codes import CommandError
+from steelyard.client.decision_file import parse_json, usage
+from steelyard_base.exit_codes import CommandError
 
 Format = Literal["jsonl", "csv", "tsv", "json", "txt"]
 

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol, get_args
 
-from steelyard.decision_file import usage
-from steelyard.exit_codes import CommandError
+from steelyard.client.decision_file import usage
 from steelyard.rows.asking import Ask, Outcome
 from steelyard.rows.reading import LONGEST_ROW
+from steelyard_base.exit_codes import CommandError
 
 OutFormat = Literal["jsonl", "csv"]
 _FIRST = ("id", "decision", "choice")

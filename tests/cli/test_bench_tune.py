@@ -17,15 +17,7 @@ import pytest
 
 from steelyard import cli
 from steelyard.benchmarking import profile
-from steelyard.benchmarking.comparison import (
-    FIRST_LOOK,
-    Estimate,
-    MeasureError,
-    compare,
-    interval,
-    ratio,
-    survivors,
-)
+from steelyard.benchmarking.comparison import FIRST_LOOK, Estimate, MeasureError, compare, interval, ratio, survivors
 from steelyard.benchmarking.tuning import (
     BATCH_TOKENS,
     CONFIRMATION,
@@ -36,7 +28,7 @@ from steelyard.benchmarking.tuning import (
     tune,
 )
 from steelyard.benchmarking.workload import EngineSettings, Workbench
-from steelyard.exit_codes import ExitCode
+from steelyard_base.exit_codes import ExitCode
 from steelyard_runtime.engine.cores import Cores
 from steelyard_runtime.settings import Settings, load_settings
 from tiny_models import write as write_tiny

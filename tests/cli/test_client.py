@@ -7,8 +7,8 @@ import json
 import httpx
 import pytest
 
-from steelyard.client import Client
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.client.http import Client
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime import errors
 from steelyard_runtime.errors import Detail, Kind, Problem
 

@@ -14,12 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from steelyard import cli, server_process
-from steelyard.console import bar
-from steelyard.exit_codes import MEANING, ExitCode
+from steelyard import cli
+from steelyard.commands.setting_flags import flag_names
 from steelyard.models import storage
 from steelyard.models.catalogue import example
-from steelyard.setting_flags import flag_names
+from steelyard.serving import server_process
+from steelyard.terminal.console import bar
+from steelyard_base.exit_codes import MEANING, ExitCode
 from steelyard_runtime.settings import Settings
 
 TICKET = json.loads(example("ticket.json").read_text())["decision"]

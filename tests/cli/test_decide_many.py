@@ -13,7 +13,7 @@ import pytest
 
 from live_server import eventually
 from steelyard import cli
-from steelyard.exit_codes import ExitCode
+from steelyard_base.exit_codes import ExitCode
 
 QUESTION = ["--question", "Which team?", "--option", "billing=Charges", "--option", "delivery=Parcels"]
 DECISION = {"question": "Which team?", "options": [{"id": "billing"}, {"id": "delivery"}]}

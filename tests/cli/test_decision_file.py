@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from steelyard.decision_file import parse_json, parse_option, request_body
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.client.decision_file import parse_json, parse_option, request_body
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 DECISION = {"id": "d", "state": "s", "question": "q", "options": [{"id": "a"}, {"id": "b"}]}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.exit_codes import ExitCode
+from steelyard_base.exit_codes import ExitCode
 
 # Sends a signal to its own process when a module is imported, so that the moment does not depend on the machine.
 AT_IMPORT = """
@@ -68,7 +68,7 @@ def test_the_entry_point_imports_nothing_that_takes_time():
     script = "import sys; before = set(sys.modules); import steelyard.cli; print(*sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = {name.split(".")[0] for name in done.stdout.split()} - set(sys.stdlib_module_names)
-    assert loaded == {"steelyard"}
+    assert loaded == {"steelyard", "steelyard_base"}
 
 
 @pytest.mark.parametrize("redirected", ["> /dev/full", ">&-", "<&- >&- 2>&-", "| true"])
@@ -80,7 +80,7 @@ def test_an_output_that_takes_nothing_is_no_traceback(redirected):
 
 
 def test_an_encoding_without_a_character_spells_it():
-    script = "from steelyard import cli, console; console.heading('grün')"
+    script = "from steelyard.terminal import console; console.heading('grün')"
     script = f"import sys; from steelyard.cli import _open_streams; _open_streams(); {script}"
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from steelyard import machine
-from steelyard.machine import Level
+from steelyard.serving import machine
+from steelyard.serving.machine import Level
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 import steelyard.cli
-from steelyard.machine import template_check
+from steelyard.serving.machine import template_check
 print(template_check(sys.argv[1]).advice)
 """
 

@@ -20,7 +20,7 @@ BINDING = "llama-cpp-python"  # in the images at the version that fits their lib
 def test_a_wheel_carries_the_catalogue_and_the_examples(tmp_path):
     tree = tmp_path / "tree"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("steelyard", "runtime", "models", "examples"):
+    for name in ("steelyard", "base", "runtime", "models", "examples"):
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, tree / name)

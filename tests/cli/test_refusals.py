@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steelyard.refusals import LONGEST_TEXT, message_of
+from steelyard.client.refusals import LONGEST_TEXT, message_of
 from steelyard_runtime import errors
 from steelyard_runtime.errors import Detail, Kind, Problem
 

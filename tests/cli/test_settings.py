@@ -13,8 +13,8 @@ import pytest
 
 import steelyard_runtime.http.serve as server
 from steelyard import cli
-from steelyard.exit_codes import ExitCode
-from steelyard.setting_flags import _flag_type, environment_name
+from steelyard.commands.setting_flags import _flag_type, environment_name
+from steelyard_base.exit_codes import ExitCode
 from steelyard_localcloud.sagemaker import llama_flags
 from steelyard_runtime.settings import OTHER_VARIABLES, Settings, SettingsError, load_settings
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import typer
 
-from steelyard import cli, console
+from steelyard import cli
 from steelyard.commands.root import app
 from steelyard.releases.manifest import load_release
+from steelyard.terminal import console
 from steelyard_runtime.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parent))
 
 from world import PROCESSES, World
 
-from steelyard_localcloud import LocalCloud
+from steelyard_localcloud.cloud import LocalCloud
 
 
 @pytest.fixture(scope="session")

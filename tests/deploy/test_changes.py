@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from world import CHAT, DECISION, DECISION_STACK, GREETING, Wanted, World, digest
 
-from steelyard.environment import load_environment
+from steelyard.environments.files import load_environment
 
 MODEL, CONFIG, ENDPOINT = "AWS::SageMaker::Model", "AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Endpoint"
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, EventStreamError
 
-from steelyard.endpoint_client import EndpointClient
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.client.sagemaker import EndpointClient
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

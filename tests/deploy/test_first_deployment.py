@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from world import PROCESSES, Wanted, World
 
-from steelyard import deployment
-from steelyard.aws import Aws
-from steelyard.environment import Environment, parse_environment
-from steelyard.exit_codes import CommandError
-from steelyard_localcloud import LocalCloud
+from steelyard.aws.session import Aws
+from steelyard.deploy import deployment
+from steelyard.environments.files import parse_environment
+from steelyard.environments.schema import Environment
+from steelyard_base.exit_codes import CommandError
+from steelyard_localcloud.cloud import LocalCloud
 
 STACK, ENDPOINT = "Steelyard-dev-Endpoint-decision", "steelyard-dev-decision"
 

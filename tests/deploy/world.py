@@ -20,10 +20,11 @@ import aws_cdk as cdk
 
 import tiny_models
 from stacks.environment_app import add_environment, pinned_context
-from steelyard.environment import Environment, parse_environment
-from steelyard.nodejs import cdk_command, with_packaged_node
+from steelyard.cdk.nodejs import cdk_command, with_packaged_node
+from steelyard.environments.files import parse_environment
+from steelyard.environments.schema import Environment
 from steelyard.releases.manifest import Release, parse_release, sealed
-from steelyard_localcloud import LocalCloud
+from steelyard_localcloud.cloud import LocalCloud
 
 REPOSITORY = "steelyard-dev"
 ENDPOINT_TYPES = ("AWS::SageMaker::Model", "AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Endpoint")

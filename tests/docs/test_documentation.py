@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from steelyard.commands.root import app
-from steelyard.exit_codes import ExitCode
-from steelyard.setting_flags import environment_name, flag_names
+from steelyard.commands.setting_flags import environment_name, flag_names
+from steelyard_base.exit_codes import ExitCode
 from steelyard_runtime.errors import Kind
 from steelyard_runtime.http.app import ROUTES
 from steelyard_runtime.settings import Settings

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.builds import image
-from steelyard.builds.container_storage import VARIABLE, own_storage
+from steelyard.build_programs import image
+from steelyard_localcloud.containers.storage import VARIABLE, own_storage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def docker_on_path(tmp_path_factory):
     """``docker`` is ours for these tests, so that they are the same with and without a daemon."""
     folder = tmp_path_factory.mktemp("docker")
-    words = shlex.join([sys.executable, "-m", "steelyard.builds.docker_on_buildah"])
+    words = shlex.join([sys.executable, "-m", "steelyard_localcloud.containers.docker_on_buildah"])
     (folder / "docker").write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
     (folder / "docker").chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:

@@ -33,8 +33,8 @@ from pathlib import Path
 
 import httpx
 
-from steelyard.builds.container_storage import VARIABLE, own_storage
 from steelyard.models.storage import cache_folder
+from steelyard_localcloud.containers.storage import VARIABLE, own_storage
 
 NEEDED = {
     "buildah": "buildah",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.builds import image
+from steelyard.build_programs import image
 from steelyard_runtime.engine import abi
 
 pytestmark = pytest.mark.containers

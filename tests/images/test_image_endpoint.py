@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "localcloud"))
 from endpoint_template import ACCOUNT, BUCKET, REGION, REPOSITORY, delete, deploy, endpoint_template, image_uri, reasons
 
 from served_image import podman
-from steelyard_localcloud import LocalCloud
+from steelyard_localcloud.cloud import LocalCloud
 from steelyard_localcloud.sagemaker.podman import LABEL
 
 pytestmark = pytest.mark.containers

@@ -11,8 +11,8 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from steelyard.builds import image
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.build_programs import image
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.engine import abi, llama
 
 pytestmark = pytest.mark.containers

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.builds.container_storage import own_storage
-from steelyard_localcloud import LocalCloud, running_cloud
+from steelyard_localcloud.cloud import LocalCloud, running_cloud
+from steelyard_localcloud.containers.storage import own_storage
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(2400)]
 

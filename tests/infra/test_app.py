@@ -13,8 +13,8 @@ import pytest
 
 from environment_assemblies import ours
 from stacks.environment_app import pinned_context
-from steelyard.environment import environment_names, load_environment
-from steelyard.nodejs import cdk_command, node_folder, npm_command, with_packaged_node
+from steelyard.cdk.nodejs import cdk_command, node_folder, npm_command, with_packaged_node
+from steelyard.environments.files import environment_names, load_environment
 
 ROOT = Path(__file__).parents[2]
 

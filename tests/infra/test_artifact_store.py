@@ -20,7 +20,7 @@ from botocore.exceptions import ClientError
 from steelyard_constructs import bucket_emptier, empty_bucket_handler
 from steelyard_constructs.artifact_store import ArtifactStore
 from steelyard_constructs.refusal import Refused
-from steelyard_localcloud import LocalCloud
+from steelyard_localcloud.cloud import LocalCloud
 
 DESTROY, RETAIN = cdk.RemovalPolicy.DESTROY, cdk.RemovalPolicy.RETAIN
 

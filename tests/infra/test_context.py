@@ -10,10 +10,10 @@ import pytest
 
 from stacks.context import choices
 from stacks.environment_app import pinned_context
-from steelyard.environment import DEFAULT
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.environments.files import DEFAULT
 from steelyard.releases.bases import FILE
 from steelyard.releases.manifest import SAMPLE
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 # Keys as the CDK writes them into cdk.context.json and passes them to an app.
 OF_THE_CDK = {

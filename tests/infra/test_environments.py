@@ -13,19 +13,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from steelyard.bucket_names import bucket_name_fault
-from steelyard.environment import (
-    FOLDER,
-    Environment,
-    check_release,
-    environment_names,
-    load_environment,
-    parse_environment,
-)
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.environments.bucket_names import bucket_name_fault
+from steelyard.environments.files import FOLDER, environment_names, load_environment, parse_environment
+from steelyard.environments.schema import Environment
 from steelyard.models.catalogue import catalogue
 from steelyard.models.manifest import manifest_sha256, model_manifest, model_prefix
+from steelyard.releases.compatibility import check_release
 from steelyard.releases.manifest import Release, load_release, parse_release
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.settings import Settings
 
 DIGEST = "sha256:" + "a" * 64

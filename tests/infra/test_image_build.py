@@ -14,8 +14,8 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3_assets as s3_assets
 from aws_cdk.assertions import Template
 
-from steelyard.builds.image import from_environment
-from steelyard.exit_codes import CommandError
+from steelyard.build_programs.image import from_environment
+from steelyard_base.exit_codes import CommandError
 from steelyard_constructs.artifact_store import ArtifactStore
 from steelyard_constructs.hardware import Architecture
 from steelyard_constructs.image_build import ImageBuild

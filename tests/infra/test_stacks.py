@@ -14,9 +14,10 @@ from constructs import IConstruct
 
 from environment_assemblies import NAMES, app_of, of_type, only, our_templates, ours, stacks_of, templates_of
 from stacks.environment_stack import RETENTION
-from steelyard.cdk import Cdk
-from steelyard.environment import LOG_RETENTION_DAYS, Environment, load_environment, parse_environment
-from steelyard.releases.builds import asset_of
+from steelyard.cdk.program import Cdk
+from steelyard.environments.files import load_environment, parse_environment
+from steelyard.environments.schema import LOG_RETENTION_DAYS, Environment
+from steelyard.releases.codebuild import asset_of
 from steelyard.releases.manifest import Release, load_release, parse_release
 from steelyard.releases.source import asset_hash
 

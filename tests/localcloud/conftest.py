@@ -19,7 +19,7 @@ import echo_container
 from endpoint_template import BUCKET, REPOSITORY, delete, deploy, endpoint_template, image_uri
 
 import tiny_models
-from steelyard_localcloud import LocalCloud
+from steelyard_localcloud.cloud import LocalCloud
 
 ONE_THREAD = {"STEELYARD_THREADS": "1", "OMP_NUM_THREADS": "1"}
 

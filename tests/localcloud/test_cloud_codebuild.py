@@ -17,7 +17,7 @@ import pytest
 from endpoint_template import ACCOUNT, REGION, delete, deploy, trust
 
 from conftest import Furnished, wait_until
-from steelyard_localcloud import LocalCloud
+from steelyard_localcloud.cloud import LocalCloud
 from steelyard_localcloud.codebuild.environment import inherited
 from steelyard_localcloud.iam import build_resource
 

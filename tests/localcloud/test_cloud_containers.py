@@ -23,7 +23,7 @@ from test_cloud_endpoints import traffic
 
 from conftest import Furnished, wait_until
 from served_image import import_python, podman
-from steelyard_localcloud import LocalCloud
+from steelyard_localcloud.cloud import LocalCloud
 from steelyard_localcloud.sagemaker import guard
 from steelyard_localcloud.sagemaker.podman import LABEL, OUTSIDE, remove, run
 

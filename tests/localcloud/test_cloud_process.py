@@ -17,9 +17,9 @@ from cryptography import x509
 from endpoint_template import REPOSITORY, deploy, endpoint_template, image_uri, reasons
 
 from conftest import wait_until
-from steelyard_localcloud import LocalCloud, read_details, running_cloud, stop_cloud
 from steelyard_localcloud.certificates import make_certificates
-from steelyard_localcloud.cloud import endpoint_processes
+from steelyard_localcloud.cloud import LocalCloud, endpoint_processes, running_cloud, stop_cloud
+from steelyard_localcloud.details import read_details
 from steelyard_localcloud.sagemaker import guard
 
 
@@ -82,7 +82,7 @@ def test_container_that_stays_unhealthy_is_given_up(tmp_path: Path) -> None:
 
 def test_local_cloud_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from steelyard_localcloud import LocalCloud\n"
+        "import sys, time; from pathlib import Path; from steelyard_localcloud.cloud import LocalCloud\n"
         f"LocalCloud(Path({str(tmp_path)!r})).start(); print('up', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as starter:
@@ -95,7 +95,7 @@ def test_local_cloud_ends_with_the_program_that_started_it(tmp_path: Path) -> No
 
 def test_detached_cloud_outlives_its_starter_and_is_stopped(tmp_path: Path) -> None:
     program = (
-        "from pathlib import Path; from steelyard_localcloud import LocalCloud\n"
+        "from pathlib import Path; from steelyard_localcloud.cloud import LocalCloud\n"
         f"LocalCloud(Path({str(tmp_path)!r})).start(detached=True)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

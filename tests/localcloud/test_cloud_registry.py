@@ -21,14 +21,14 @@ import pytest
 from endpoint_template import ACCOUNT, REGION, delete, deploy
 
 from conftest import Furnished
-from steelyard_localcloud import LocalCloud
+from steelyard_localcloud.cloud import LocalCloud
 from steelyard_localcloud.registry.manifests import DOCKER, INDEXES, OCI
 
 pytestmark = pytest.mark.containers
 
 HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 PUBLISHED = f"763104351884.dkr.ecr.{REGION}.amazonaws.com"
-DOCKER_COMMAND = [sys.executable, "-I", "-m", "steelyard.builds.docker_on_buildah"]
+DOCKER_COMMAND = [sys.executable, "-I", "-m", "steelyard_localcloud.containers.docker_on_buildah"]
 
 Login = tuple[str, str]
 

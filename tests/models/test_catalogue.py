@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from model_sources import as_toml, role_of
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models import catalogue as module
 from steelyard.models.catalogue import CatalogueEntry, HuggingFace, PythonPackages, catalogue, find, read_entry
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.scoring import readout
 from steelyard_runtime.settings import Settings
 

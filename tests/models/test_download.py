@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models import download as module
 from steelyard.models import storage
 from steelyard.models.download import download, http_client
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 DATA = b"".join(hashlib.sha256(str(n).encode()).digest() for n in range(3000))
 SHA256 = hashlib.sha256(DATA).hexdigest()

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import tiny_models
 from model_sources import hub_entry, tiny_model
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models import storage
 from steelyard.models.catalogue import find
 from steelyard.models.claims import check_claims
 from steelyard.models.gguf_metadata import read_facts, tensor_type_of
 from steelyard.models.template_review import review
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 CONTENT = tiny_model()
 

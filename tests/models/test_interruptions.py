@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from model_sources import as_toml, hub_entry, on_hub, tiny_model
-from steelyard.exit_codes import ExitCode
 from steelyard.models import storage
 from steelyard.models.download import RANGE_BYTES
+from steelyard_base.exit_codes import ExitCode
 
 CONTENT = tiny_model()
 FILES = {"tiny.gguf": CONTENT, "mmproj-tiny.gguf": CONTENT[::-1]}

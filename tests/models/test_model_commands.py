@@ -11,9 +11,9 @@ import pytest
 import tiny_models
 from model_sources import as_toml, hub_entry, on_hub, tiny_model
 from steelyard import cli
-from steelyard.exit_codes import ExitCode
 from steelyard.models import catalogue, storage
 from steelyard.models.manifest import manifest_sha256
+from steelyard_base.exit_codes import ExitCode
 
 CONTENT = tiny_model()
 

@@ -23,14 +23,14 @@ from botocore.exceptions import ClientError
 
 from model_sources import as_toml, hub_entry, tiny_model
 from steelyard import cli
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models import publisher, storage
 from steelyard.models.manifest import model_manifest, read_manifest
 from steelyard.models.publisher import Published, publish
 from steelyard.models.pull import Silent, pull
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.artifact_store import ArtifactStore
 from steelyard_constructs.model_build import ModelBuild
-from steelyard_localcloud import LocalCloud
+from steelyard_localcloud.cloud import LocalCloud
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20

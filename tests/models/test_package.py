@@ -15,12 +15,12 @@ import pytest
 from hypothesis import strategies as st
 
 from model_sources import hub_entry, on_hub, tiny_model
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models import storage
 from steelyard.models.archive import BLOCK, StoredGzip, archive_bytes, write_archive
 from steelyard.models.manifest import manifest_of, manifest_sha256, model_manifest, model_prefix, read_manifest
 from steelyard.models.package import package
 from steelyard.models.pull import Silent, pull
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 CONTENT = tiny_model()
 FILES = {"tiny.gguf": CONTENT, "tokenizer.json": b"{}"}

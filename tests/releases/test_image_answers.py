@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from test_release_manifest import content
 
-from steelyard.exit_codes import CommandError
 from steelyard.releases import checks
 from steelyard.releases.manifest import ReleasedImage
+from steelyard_base.exit_codes import CommandError
 
 NONE = ("", "<html>", "[]", "null", "7", "{}", '{"config": null}', '{"config": []}', "[" * 100_000)
 

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from accounts import REPOSITORY, SOURCE, Account
 
-from steelyard.aws import Aws
-from steelyard.exit_codes import CommandError, ExitCode
-from steelyard.releases import builds, local_builds
-from steelyard.releases.build import build_release, matching_release, prompt_versions
-from steelyard.releases.builds import KEY_VARIABLE, WantedBuild, asset_of, run_builds
+from steelyard.aws.session import Aws
+from steelyard.releases import codebuild, local
+from steelyard.releases.assemble import build_release, matching_release, prompt_versions
 from steelyard.releases.checks import State, findings
+from steelyard.releases.codebuild import KEY_VARIABLE, WantedBuild, asset_of, run_builds
 from steelyard.releases.difference import changes
 from steelyard.releases.manifest import ReleaseSource, content_id, load_release
 from steelyard.releases.plan import plan_for
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.hardware import Hardware
 
 MODEL, IMAGE = "ModelProjectGemma3270m", "ImageProjectCpu"
@@ -336,14 +336,14 @@ def test_a_deployment_between_the_look_and_the_start_is_refused(
     aws: Aws, account: Account, heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The build has our key then, and other source: neither this run nor the next may take it for ours."""
-    honest = builds.build_key
+    honest = codebuild.build_key
 
-    def late(definition: Any, wanted: builds.WantedBuild) -> str:
+    def late(definition: Any, wanted: codebuild.WantedBuild) -> str:
         key = honest(definition, wanted)
         account.deploy_source(OTHER)
         return key
 
-    monkeypatch.setattr(builds, "build_key", late)
+    monkeypatch.setattr(codebuild, "build_key", late)
     revision = (("SOURCE_REVISION", SOURCE.commit),)
     first = WantedBuild(label="image cpu", project=account.projects[IMAGE], variables=revision, asset=account.asset)
     with pytest.raises(CommandError, match=f"the build ImageProjectCpu.* has other source.*: {OTHER}, not"):
@@ -363,7 +363,7 @@ def test_a_deployment_between_the_look_and_the_start_is_refused(
 def test_a_checkout_that_changed_is_not_built_here_under_the_tag_of_what_was_deployed(
     aws: Aws, account: Account, heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_builds, "asset_hash", lambda _root: OTHER)
+    monkeypatch.setattr(local, "asset_hash", lambda _root: OTHER)
     with pytest.raises(CommandError, match=r"this checkout, .*, has other source than model gemma") as refused:
         build_release(aws, account.order(), heard, here=True, folder=tmp_path / "releases")
     assert f"{OTHER}, not {account.asset}" in refused.value.message

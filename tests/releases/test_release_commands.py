@@ -9,14 +9,15 @@ import jsonschema_rs
 import pytest
 from test_release_manifest import content
 
-from steelyard import deployment
 from steelyard.cli import run
 from steelyard.commands import release, up
-from steelyard.exit_codes import CommandError, ExitCode
+from steelyard.deploy import deployment
 from steelyard.releases import source
-from steelyard.releases.build import Order
+from steelyard.releases.assemble import Order
 from steelyard.releases.manifest import Release, ReleaseSource, sealed, write_release
 from steelyard.releases.source import Checkout
+from steelyard.terminal import building
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,7 +75,7 @@ def test_what_is_not_committed_is_refused_before_anything_is_deployed(
 ) -> None:
     """Once deployed, it would be what the projects build, whatever is committed then."""
     done = []
-    monkeypatch.setattr(deployment, "prepare", lambda *_given: done.append("prepared"))
+    monkeypatch.setattr(deployment, "prepare", lambda *_given, **_options: done.append("prepared"))
     monkeypatch.setattr(source, "changes", lambda _root: ["runtime/server.py"])
     assert run(words) == ExitCode.USAGE
     assert "changes that no commit has:\n- runtime/server.py" in capsys.readouterr().err
@@ -91,7 +92,7 @@ def test_a_commit_while_the_stacks_are_deployed_is_not_the_release_s(
     now = [read]
     ordered = []
 
-    def prepare(*_given: object) -> str:
+    def prepare(*_given: object, **_options: object) -> str:
         now[0] = later
         return "bucket"
 
@@ -103,7 +104,7 @@ def test_a_commit_while_the_stacks_are_deployed_is_not_the_release_s(
         monkeypatch.setattr(module, "read_checkout", lambda **_given: now[0])
     monkeypatch.setattr(up, "read_source", lambda: now[0].source)
     monkeypatch.setattr(deployment, "prepare", prepare)
-    monkeypatch.setattr(release, "build_release", build)
+    monkeypatch.setattr(building, "build_release", build)
     assert run([*words, "--allow-critical"]) == ExitCode.FAILED
     (order,) = ordered
     assert order.checkout == read

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.releases.checks import check_account
 from steelyard.releases.difference import changes
 from steelyard.releases.manifest import content_id, load_release, parse_release, sealed, write_release
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 MANIFEST = "b" * 64
 IMAGE = {"architecture": "x86_64", "llama_cpp": "b10433"}

@@ -7,18 +7,13 @@ from typing import Any
 
 import pytest
 
-from steelyard.environment import (
-    Environment,
-    check_release,
-    environment_names,
-    load_environment,
-    parse_environment,
-    promotion_targets,
-)
-from steelyard.exit_codes import CommandError
+from steelyard.environments.files import environment_names, load_environment, parse_environment, promotion_targets
+from steelyard.environments.schema import Environment
 from steelyard.releases.bases import base_for, load_bases
+from steelyard.releases.compatibility import check_release
 from steelyard.releases.manifest import load_release
 from steelyard.releases.plan import image_project, model_project, plan_for
+from steelyard_base.exit_codes import CommandError
 from steelyard_constructs.hardware import Hardware
 from steelyard_constructs.images import DLC_REPOSITORIES
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.releases import source
-from steelyard.releases.local_builds import stage
+from steelyard.releases.local import stage
 from steelyard.releases.source import asset_hash, changes, check_committed, input_files, read_checkout, read_source
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 
 @pytest.fixture

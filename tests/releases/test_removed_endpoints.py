@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from accounts import Account
 
-from steelyard import deployment
-from steelyard.aws import Aws, Stack, delete_stack, stacks_of
-from steelyard.cdk import Cdk
-from steelyard.exit_codes import CommandError
+from steelyard.aws.cloudformation import Stack, delete_stack
+from steelyard.aws.session import Aws
+from steelyard.cdk.program import Cdk
+from steelyard.deploy import deployment
+from steelyard.deploy.endpoints import stacks_of
+from steelyard_base.exit_codes import CommandError
 
 REMOVED = "Steelyard-dev-Endpoint-removed"
 OTHERS = "Steelyard-dev-eu-Endpoint-chat"
@@ -54,28 +56,22 @@ def standing(account: Account, *names: str, protected: bool = False) -> Iterator
             client.get_waiter("stack_delete_complete").wait(StackName=name, WaiterConfig={"Delay": 1})
 
 
-def test_a_deployment_names_them_and_what_deletes_them(
-    aws: Aws, account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_deployment_names_them_and_what_deletes_them(aws: Aws, account: Account, tmp_path: Path) -> None:
     """Before the stacks are deployed, because what they import may be what fails. Other environments' are not ours."""
     cdk = Assembly(environment="dev", release="sample", assembly=tmp_path)
-    steps: list[str] = []
-
-    def say(text: str) -> None:
-        steps.append(text)
-        if text.startswith("cdk deploy"):
-            steps.append(capsys.readouterr().err)
-
+    said: list[str] = []
     with standing(account, REMOVED, OTHERS):
-        deployment.prepare(aws, account.environment(), cdk, say)
+        deployment.prepare(aws, account.environment(), cdk, said.append, note=said.append)
         assert [each.name for each in deployment.undeclared(aws, account.environment(), cdk)] == [REMOVED]
         assert OTHERS not in stacks_of(aws, account.environment())
-    said = " ".join(steps[-1].split())
-    assert f"the stack {REMOVED} (CREATE_COMPLETE) belongs to nothing in environments/dev.toml any more" in said
-    assert DELETION in said
-    assert OTHERS not in said
-    deployment.prepare(aws, account.environment(), cdk, say)
-    assert "belongs to nothing" not in steps[-1]
+    note, last = said[-2:]
+    assert f"the stack {REMOVED} (CREATE_COMPLETE) belongs to nothing in environments/dev.toml any more" in note
+    assert DELETION in note
+    assert last.startswith("cdk deploy")
+    assert not any(OTHERS in each for each in said)
+    notes: list[str] = []
+    deployment.prepare(aws, account.environment(), cdk, said.append, note=notes.append)
+    assert notes == []
 
 
 def test_a_protected_one_is_unprotected_first(aws: Aws, account: Account) -> None:

@@ -7,9 +7,9 @@ import tracemalloc
 
 import pytest
 
-from steelyard.exit_codes import CommandError, ExitCode
-from steelyard.refusals import RequestError
+from steelyard.client.refusals import RequestError
 from steelyard.rows.asking import BLOCK_BYTES, BLOCK_ROWS, MOST_DECISIONS, Ask, ask_all
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 OPTIONS = [{"id": "a"}, {"id": "b"}]
 ONE = {"id": "q", "question": "which?", "options": OPTIONS}

@@ -8,8 +8,8 @@ import tracemalloc
 
 import pytest
 
-from steelyard.exit_codes import CommandError, ExitCode
 from steelyard.rows.reading import LARGEST_LIST, LONGEST_ROW, Fields, check_rows, read_rows
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 
 def rows(data: bytes | str, kind: str = "jsonl", *, state: tuple[str, ...] = (), id: str | None = None):

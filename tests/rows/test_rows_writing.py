@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.exit_codes import CommandError, ExitCode
-from steelyard.refusals import RequestError
+from steelyard.client.refusals import RequestError
 from steelyard.rows.asking import Ask, Outcome
 from steelyard.rows.writing import Csv, JsonLines, Output, appending, out_format, skip_written
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 DECISIONS = [
     {"id": "q", "question": "?", "options": [{"id": "a"}, {"id": "b, c"}]},

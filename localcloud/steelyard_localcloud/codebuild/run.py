@@ -17,8 +17,8 @@ from typing import Any
 from ministack.core.responses import get_account_id, get_region, request_scope
 from ministack.services import codebuild
 
-from steelyard.builds.buildspec import parse
-from steelyard.exit_codes import CommandError
+from steelyard_base.exit_codes import CommandError
+from steelyard_localcloud.codebuild.buildspec import parse
 from steelyard_localcloud.codebuild.log import BuildLog
 from steelyard_localcloud.codebuild.source import bring
 from steelyard_localcloud.details import CloudDetails
@@ -158,7 +158,7 @@ class Run:
             "TMPDIR": str(temporary),
             "PYTHONUNBUFFERED": "1",
         }
-        words = [sys.executable, "-I", "-m", "steelyard.builds.runner", "--lifeline"]
+        words = [sys.executable, "-I", "-m", "steelyard_localcloud.codebuild.runner", "--lifeline"]
         words += ["--buildspec", str(self._folder / "buildspec.yml"), "--source", str(self._folder / "source")]
         words += ["--result", str(self._folder / "result.json")]
         words += ["--timeout-s", str(self.record["timeoutInMinutes"] * 60)]

@@ -1,0 +1,1 @@
+"""The ground floor: exit codes, strict files, the wording of faults. Every room above the runtime may import it."""

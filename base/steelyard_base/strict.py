@@ -1,0 +1,54 @@
+"""What our TOML and JSON files have in common: a value is of its field's type, or it is refused."""
+
+from __future__ import annotations
+
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+from pydantic import Strict as Strictly
+
+from steelyard_base.exit_codes import CommandError, ExitCode
+
+_Item = TypeVar("_Item")
+_Enum = TypeVar("_Enum", bound=StrEnum)
+
+
+class Strict(BaseModel):
+    """A part of a file that is read strictly: no unknown field, no change afterwards, no value of another type.
+
+    Without ``strict``, pydantic takes ``true`` and ``"1"`` for 1, and ``"yes"`` for true.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+# TOML and JSON have no types of their own for these. What they hold is as strict as everything else.
+Listed = Annotated[tuple[_Item, ...], Strictly(False)]
+"""A tuple, from a list."""
+
+Named = Annotated[_Enum, Strictly(False)]
+"""A member of an enumeration, from its value."""
+
+FolderPath = Annotated[Path, Strictly(False)]
+"""A path, from a string."""
+
+
+def read_toml(path: Path, *, what: str, code: ExitCode) -> dict[str, Any]:
+    """What a TOML file holds.
+
+    Args:
+        path: Of the file.
+        what: What the message calls it.
+        code: Of the command that cannot go on without it.
+
+    Raises:
+        CommandError: It cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    # Not TOML, not UTF-8, a number with more digits than Python reads, or lists too deep.
+    except (OSError, ValueError, RecursionError) as error:
+        raise CommandError(f"cannot read {what} {path}: {error}", code=code) from error

@@ -1,1 +1,0 @@
-"""Builds: the buildspec that CodeBuild runs, run on this machine."""

@@ -1,0 +1,1 @@
+"""The pinned CDK command line and the Node.js that runs it."""

@@ -1,0 +1,113 @@
+"""The CDK's command line as a child process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from steelyard.cdk.nodejs import ROOT, cdk_command, with_packaged_node
+from steelyard_base.exit_codes import CommandError, ExitCode
+
+ASSEMBLY = ROOT / ".run" / "cdk.out"
+CONCURRENCY = 4
+"""Stacks deployed at a time: endpoints do not depend on one another, and each takes minutes on AWS."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cdk:
+    """The CDK's command line for one environment and release.
+
+    What it prints goes to standard error, like all progress; standard output is for results.
+
+    Attributes:
+        environment: Name of the environment.
+        release: The release as the app is told it: its name, or the absolute path of its manifest.
+        bases: Absolute path of a file of base images; None for the one of the checkout.
+        assembly: Where the synthesized templates go.
+        root: The checkout, with ``cdk.json``.
+    """
+
+    environment: str
+    release: str
+    bases: Path | None = None
+    assembly: Path = ASSEMBLY
+    root: Path = ROOT
+
+    def bootstrap(self, *, account: str, region: str) -> None:
+        """Prepare an account and region for deployments by the CDK.
+
+        Raises:
+            CommandError: The CDK failed; what it said stands above.
+        """
+        self._run("bootstrap", f"aws://{account}/{region}")
+
+    def synth(self) -> None:
+        """Synthesize all stacks into ``assembly``, from which the other methods deploy and destroy.
+
+        Raises:
+            CommandError: The app refused; its sentences stand above.
+        """
+        shutil.rmtree(self.assembly, ignore_errors=True)
+        context: tuple[str, ...] = ("-c", f"environment={self.environment}", "-c", f"release={self.release}")
+        if self.bases is not None:
+            context = (*context, "-c", f"bases={self.bases}")
+        self._run("synth", "--quiet", *context, "--output", str(self.assembly))
+
+    def declared(self) -> frozenset[str]:
+        """Names of the stacks in ``assembly``."""
+        manifest = json.loads((self.assembly / "manifest.json").read_text(encoding="utf-8"))
+        return frozenset(
+            str(artifact.get("properties", {}).get("stackName", identifier))
+            for identifier, artifact in manifest["artifacts"].items()
+            if artifact["type"] == "aws:cloudformation:stack"
+        )
+
+    def deploy(self, *stacks: str) -> None:
+        """Deploy ``stacks`` and what they depend on; all without any.
+
+        Raises:
+            CommandError: A stack failed; CloudFormation's reason stands above, and the stack is as it was before.
+        """
+        options = ("--require-approval", "never", "--concurrency", str(CONCURRENCY))
+        self._run("deploy", *(stacks or ("--all",)), *options, *self._synthesized)
+
+    def destroy(self, *, ask: bool) -> None:
+        """Destroy all stacks.
+
+        Args:
+            ask: Whether the CDK asks the person at the terminal first.
+
+        Raises:
+            CommandError: A stack could not be destroyed; CloudFormation's reason stands above.
+        """
+        self._run("destroy", "--all", *(() if ask else ("--force",)), *self._synthesized)
+
+    @property
+    def _synthesized(self) -> tuple[str, ...]:
+        return ("--app", str(self.assembly))
+
+    def _run(self, *words: str) -> None:
+        if not (self.root / "cdk.json").is_file():
+            raise CommandError(
+                f"there is no CDK app at {self.root}", code=ExitCode.USAGE, hint="Run this from a clone of the project."
+            )
+        done = subprocess.run(  # noqa: S603 - the pinned command
+            [*cdk_command(), *words], cwd=self.root, env=_child_environment(), stdout=sys.stderr.fileno(), check=False
+        )
+        if done.returncode:
+            raise CommandError(f"cdk {words[0]} failed with exit code {done.returncode}", hint="Its reason is above.")
+
+
+def release_reference(release: str) -> str:
+    """Return a release as the app is told it: the app runs in another folder, so a path must not depend on this one."""
+    return str(Path(release).resolve()) if release.endswith(".json") else release
+
+
+def _child_environment() -> dict[str, str]:
+    # Usage reports would be sent to AWS even when everything else goes to the local cloud.
+    return with_packaged_node({**os.environ, "CDK_DISABLE_CLI_TELEMETRY": "true"})

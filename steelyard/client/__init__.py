@@ -1,0 +1,1 @@
+"""Clients of a server or endpoint, and the files that say what they ask."""

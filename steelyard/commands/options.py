@@ -1,0 +1,100 @@
+"""The options that several commands share; each is declared here once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from steelyard.commands import completion
+from steelyard.rows.reading import Format
+from steelyard.rows.writing import OutFormat
+
+MOST_CONNECTIONS = 64
+
+# Environments and releases.
+EnvironmentName = Annotated[
+    str, typer.Option("--env", help="Name of a file in environments/.", autocompletion=completion.environments)
+]
+ReleaseName = Annotated[
+    str | None,
+    typer.Option(
+        "--release",
+        help="Id of a release, its first digits, or a path ending in .json.",
+        autocompletion=completion.releases,
+    ),
+]
+Local = Annotated[bool, typer.Option("--local", help="In the local cloud instead of AWS.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+BasesFile = Annotated[Path, typer.Option("--bases", help="File of the containers that images are built on.")]
+AllowDirty = Annotated[bool, typer.Option("--allow-dirty", help="Also from changes that no commit has; it says so.")]
+AllowCritical = Annotated[
+    bool, typer.Option("--allow-critical", help="Accept critical findings of our images' scan; the release says so.")
+]
+
+# The local cloud.
+Home = Annotated[Path, typer.Option("--home", envvar="STEELYARD_CLOUD", help="Folder of the local cloud.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free one.")]
+
+# Servers and decisions.
+Url = Annotated[str, typer.Option("--url", envvar="STEELYARD_URL", help="Address of the server.")]
+Timeout = Annotated[
+    float,
+    typer.Option("--timeout", min=0.1, max=86400, help="Longest a call may take, retries included, in seconds."),
+]
+StateText = Annotated[str | None, typer.Option("--state", help="What is to be decided on, as text.")]
+StateFile = Annotated[
+    Path | None,
+    typer.Option("--state-file", help="The state from a file (- for standard input); JSON when it ends in .json."),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the answers as JSON, one per line; rows carry the whole result.")
+]
+Question = Annotated[str | None, typer.Option("--question", help="The question.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="ID=DESCRIPTION, once for each option; the description may be left out."),
+]
+
+# Many states.
+States = Annotated[
+    Path | None,
+    typer.Option(
+        "--states",
+        help="Many states, each asked the same: JSON Lines, CSV, TSV, a JSON list or lines of text, by the suffix; - "
+        "for standard input.",
+    ),
+]
+StatesFormat = Annotated[
+    Format | None, typer.Option("--states-format", help="What --states holds, where its suffix does not say.")
+]
+StateField = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--state-field",
+        help="Field of a row that is its state; several make an object. Unless given: state, else all but the id.",
+    ),
+]
+IdField = Annotated[
+    str | None,
+    typer.Option("--id-field", help="Field of a row that names it in the output. Unless given: id, else its number."),
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Append a row for each answer to this file.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on where --out ends, after an interruption.")]
+RowFormat = Annotated[
+    OutFormat | None, typer.Option("--format", help="Of the rows; unless given by the suffix of --out, else jsonl.")
+]
+Concurrency = Annotated[
+    int, typer.Option("--concurrency", min=1, max=MOST_CONNECTIONS, help="Requests under way together.")
+]
+ChosenLayout = Annotated[
+    Literal["state-first", "options-first"] | None,
+    typer.Option("--layout", help="What comes first in the prompt; unless given the file's, else the server's own."),
+]
+
+# Chats.
+System = Annotated[str | None, typer.Option("--system", help="Instructions for the model.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", min=0.0, max=2.0, help="0 is greedy.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")]

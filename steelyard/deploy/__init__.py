@@ -1,0 +1,1 @@
+"""Deployments: what is deployed, in which order, and what is left after it was destroyed."""

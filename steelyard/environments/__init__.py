@@ -1,0 +1,1 @@
+"""The environment files: their schema, their checks, and where they are found."""

@@ -1,0 +1,329 @@
+"""Makes a release: has its models and images built, looks at what came of it, and writes the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steelyard.aws.cloudformation import find_stack
+from steelyard.aws.session import Aws
+from steelyard.environments.schema import Environment
+from steelyard.models.manifest import read_manifest
+from steelyard.releases.bases import Bases, base_for
+from steelyard.releases.checks import State, findings, image_manifest, own_registry, published_registry, recorded_size
+from steelyard.releases.codebuild import FinishedBuild, WantedBuild, Watcher, run_builds
+from steelyard.releases.local import run_builds_here
+from steelyard.releases.manifest import (
+    FOLDER,
+    FORMAT,
+    MODEL_MANIFEST,
+    Release,
+    ReleasedImage,
+    ReleaseSource,
+    load_release,
+    parse_release,
+    release_names,
+    sealed,
+    write_release,
+)
+from steelyard.releases.plan import Plan, fits, image_project, model_project
+from steelyard.releases.source import Checkout
+from steelyard_base.exit_codes import CommandError, ExitCode
+from steelyard_constructs.hardware import Hardware
+from steelyard_runtime.scoring import prompt
+
+MODEL_VARIABLES = ("MODEL_KEY", "MODEL_MANIFEST_SHA256")
+IMAGE_VARIABLES = (
+    "IMAGE_DIGEST",
+    "IMAGE_MEDIA_TYPE",
+    "IMAGE_BASE_DIGEST",
+    "IMAGE_LLAMA_CPP",
+    "IMAGE_BINDING",
+    "IMAGE_SBOM_KEY",
+    "IMAGE_SBOM_SHA256",
+)
+"""What the builds export; ``images/*.buildspec.yml``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """A release to be made.
+
+    Attributes:
+        environment: Where its parts are built.
+        bucket: That environment's bucket of artifacts.
+        plan: What is in it.
+        bases: The published containers.
+        checkout: The code.
+        note: What a person should know about it.
+        allow_critical: Accept critical findings of the scan of our images.
+    """
+
+    environment: Environment
+    bucket: str
+    plan: Plan
+    bases: Bases
+    checkout: Checkout
+    note: str | None = None
+    allow_critical: bool = False
+
+
+def build_release(
+    aws: Aws,
+    order: Order,
+    watcher: Watcher,
+    *,
+    here: bool = False,
+    folder: Path = FOLDER,
+    poll_s: float | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Release, Path]:
+    """Build a release's parts and write its manifest. What is built already is not built again.
+
+    Args:
+        aws: Where to.
+        order: What to make.
+        watcher: Told what goes on in the builds.
+        here: Run the builds on this machine instead of CodeBuild.
+        folder: Where the manifest goes.
+        poll_s: Seconds between two looks at CodeBuild.
+        say: Told each step.
+
+    Returns:
+        The release, and its file.
+
+    Raises:
+        CommandError: A base image is missing, a project or build has other source than the order, a build failed, or
+            what it made is not there. Nothing is written then.
+    """
+    published = _published(aws, order)
+    wanted = _wanted(aws, order)
+
+    def run(builds: Sequence[WantedBuild], again: frozenset[str] = frozenset()) -> dict[str, FinishedBuild]:
+        if here:
+            return run_builds_here(aws, builds, watcher)
+        return run_builds(aws, builds, watcher, again=again, **({} if poll_s is None else {"poll_s": poll_s}))
+
+    finished = run(list(wanted))
+    if gone := {each.label for each in finished.values() if not each.fresh} & _gone(aws, order, wanted, finished):
+        say(f"what was built before is gone: {', '.join(sorted(gone))}")
+        finished |= run([each for each in wanted if each.label in gone], again=frozenset(gone))
+    say("comparing with what is in S3 and ECR")
+    data = sealed(_content(aws, order, wanted, finished, published))
+    release = parse_release(data, source="that was built")
+    faulty = [
+        each for each in findings(aws, order.environment, release, bucket=order.bucket) if each.state is not State.OK
+    ]
+    if faulty:
+        raise CommandError(
+            "what was built is not what is there, so no release was written:\n"
+            + "\n".join(f"- {each.item}: {each.detail}" for each in faulty),
+            hint="Find out who changed it. Built parts are never overwritten; delete what is wrong and run this again.",
+        )
+    return write_release(data, folder=folder)
+
+
+def matching_release(plan: Plan, source: ReleaseSource, bases: Bases, *, folder: Path = FOLDER) -> Release | None:
+    """A release in ``folder`` that building by ``plan`` from ``source`` would make again; None without one.
+
+    Raises:
+        CommandError: A manifest in the folder is refused.
+    """
+    for name in release_names(folder):
+        release = load_release(name, folder=folder)
+        if fits(release, plan, source) and _on_bases(release, bases):
+            return release
+    return None
+
+
+def _on_bases(release: Release, bases: Bases) -> bool:
+    built = {hw: image.build.base_digest for hw, image in release.images.get("decision", {}).items() if image.build}
+    used = built | {hw: image.digest for hw, image in release.images.get("chat", {}).items()}
+    return all(hardware in bases and bases[hardware].digest == digest for hardware, digest in used.items())
+
+
+def _published(aws: Aws, order: Order) -> dict[Hardware, ReleasedImage]:
+    """The published containers that are needed, with the media types that the registry tells.
+
+    Raises:
+        CommandError: One is not there. The digests that come with this project stand for none.
+    """
+    found = {}
+    for hardware in sorted({*order.plan.published, *order.plan.images}):
+        base = base_for(order.bases, hardware)
+        account, repository = published_registry(aws, order.environment, base)
+        there = image_manifest(aws, (account, repository), base.digest)
+        if there is None:
+            raise CommandError(
+                f"the base image for {hardware.value}, {repository}@{base.digest}, is not in the registry of account "
+                f"{account} in {aws.region}",
+                code=ExitCode.USAGE,
+                hint="images/bases.toml holds digests that stand for no image until you enter those of the published "
+                "llama.cpp container; it says how to find them.",
+            )
+        found[hardware] = ReleasedImage.model_validate({**base.model_dump(), "media_type": there[1]})
+    return found
+
+
+def _wanted(aws: Aws, order: Order) -> dict[WantedBuild, str | Hardware]:
+    """The builds, each with the model or hardware that it is for."""
+    name = order.environment.stack_name("Build")
+    stack = find_stack(aws, name)
+    outputs = {} if stack is None else stack.outputs
+
+    def project(output: str) -> str:
+        if output not in outputs:
+            raise CommandError(f"the stack {name} is not deployed as this checkout has it: it has no output {output}")
+        return outputs[output]
+
+    source, asset = order.checkout.source, order.checkout.asset
+    # Part of the build's key: who does not accept them is not given the build of somebody who did.
+    flags = (("IMAGE_FLAGS", "--allow-critical"),) if order.allow_critical else ()
+    variables = (("SOURCE_REVISION", source.commit + ("-dirty" if source.dirty else "")), *flags)
+    wanted: dict[WantedBuild, str | Hardware] = {}
+    for model in sorted(set(order.plan.models.values())):
+        wanted[WantedBuild(label=f"model {model}", project=project(model_project(model)), asset=asset)] = model
+    for hardware in order.plan.images:
+        build = WantedBuild(
+            label=f"image {hardware.value}",
+            project=project(image_project(hardware)),
+            variables=variables,
+            asset=asset,
+        )
+        wanted[build] = hardware
+    return wanted
+
+
+def _gone(
+    aws: Aws, order: Order, wanted: Mapping[WantedBuild, str | Hardware], finished: Mapping[str, FinishedBuild]
+) -> set[str]:
+    """Labels of builds whose results are no longer in their place."""
+    gone = set()
+    for build, thing in wanted.items():
+        exported = _exported(finished[build.label], IMAGE_VARIABLES if isinstance(thing, Hardware) else MODEL_VARIABLES)
+        if isinstance(thing, Hardware):
+            there = (
+                image_manifest(aws, own_registry(aws, order.environment), exported["IMAGE_DIGEST"]) is not None
+                and recorded_size(aws, order.bucket, exported["IMAGE_SBOM_KEY"]) is not None
+            )
+        else:
+            there = _model_is_there(aws, order.bucket, exported["MODEL_KEY"])
+        if not there:
+            gone.add(build.label)
+    return gone
+
+
+def _model_is_there(aws: Aws, bucket: str, key: str) -> bool:
+    if (manifest := _object(aws, bucket, f"{key}{MODEL_MANIFEST}")) is None:
+        return False
+    files = read_manifest(manifest).files
+    return all(recorded_size(aws, bucket, key + each.name) is not None for each in files)
+
+
+def _content(
+    aws: Aws,
+    order: Order,
+    wanted: Mapping[WantedBuild, str | Hardware],
+    finished: Mapping[str, FinishedBuild],
+    published: Mapping[Hardware, ReleasedImage],
+) -> dict[str, Any]:
+    """What the release says, without its id."""
+    models: dict[str, dict[str, Any]] = {}
+    images: dict[Hardware, dict[str, Any]] = {}
+    for build, thing in wanted.items():
+        done = finished[build.label]
+        if isinstance(thing, Hardware):
+            exported = _exported(done, IMAGE_VARIABLES)
+            images[thing] = _image(exported, done, published[thing], allow_critical=order.allow_critical)
+        else:
+            models[thing] = _model(aws, order.bucket, thing, _exported(done, MODEL_VARIABLES))
+    chat = {each.value: published[each].model_dump(mode="json") for each in order.plan.published}
+    decision = {each.value: images[each] for each in order.plan.images}
+    return {
+        "format": FORMAT,
+        "note": order.note,
+        "sample": False,
+        "source": order.checkout.source.model_dump(mode="json"),
+        "models": {role: models[name] for role, name in order.plan.models.items()},
+        "images": {kind: given for kind, given in (("chat", chat), ("decision", decision)) if given},
+        "prompts": prompt_versions(),
+        "decision_contracts": [],
+        "calibrations": [],
+        "evaluation_reports": [],
+    }
+
+
+def prompt_versions() -> list[dict[str, str]]:
+    """The words around a decision: the version that their module states for each layout, and the module's hash."""
+    sha256 = hashlib.sha256(Path(prompt.__file__).read_bytes()).hexdigest()
+    return [{"name": name, "version": version, "sha256": sha256} for name, version in prompt.VERSIONS.items()]
+
+
+def _image(
+    exported: Mapping[str, str], done: FinishedBuild, base: ReleasedImage, *, allow_critical: bool
+) -> dict[str, Any]:
+    for variable, pinned in (("IMAGE_BASE_DIGEST", base.digest), ("IMAGE_LLAMA_CPP", base.llama_cpp)):
+        if exported[variable] != pinned:
+            raise CommandError(
+                f"the build {done.id} of {done.label} says {variable} {exported[variable]}, and the file of base "
+                f"images has {pinned}",
+                hint="Correct the file of base images, or deploy the stack of builds with the one that is meant.",
+            )
+    return {
+        "digest": exported["IMAGE_DIGEST"],
+        "architecture": base.architecture.value,
+        "cuda": base.cuda,
+        "llama_cpp": exported["IMAGE_LLAMA_CPP"],
+        "media_type": exported["IMAGE_MEDIA_TYPE"],
+        "build": {
+            "base_digest": exported["IMAGE_BASE_DIGEST"],
+            "binding": exported["IMAGE_BINDING"],
+            "sbom": {"key": exported["IMAGE_SBOM_KEY"], "sha256": exported["IMAGE_SBOM_SHA256"]},
+            **({"critical_accepted": True} if allow_critical else {}),
+        },
+    }
+
+
+def _model(aws: Aws, bucket: str, name: str, exported: Mapping[str, str]) -> dict[str, Any]:
+    key, said = exported["MODEL_KEY"], exported["MODEL_MANIFEST_SHA256"]
+    where = f"s3://{bucket}/{key}{MODEL_MANIFEST}"
+    if (content := _object(aws, bucket, f"{key}{MODEL_MANIFEST}")) is None:
+        raise CommandError(f"the build of the model {name} said that it published {where}, and it is missing")
+    if (found := hashlib.sha256(content).hexdigest()) != said:
+        raise CommandError(f"{where} differs: sha256 {found}, and its build said {said}")
+    manifest = read_manifest(content)
+    return {
+        "name": manifest.name,
+        "key": key,
+        "manifest_sha256": said,
+        "file": manifest.file.name,
+        "files": [each.model_dump(mode="json", include={"name", "role", "size", "sha256"}) for each in manifest.files],
+    }
+
+
+def _exported(done: FinishedBuild, names: Sequence[str]) -> dict[str, str]:
+    if absent := [name for name in names if not done.exported.get(name)]:
+        raise CommandError(
+            f"the build {done.id} of {done.label} has finished, but did not export {', '.join(absent)}",
+            hint="The build specification in images/ exports them; deploy the stack of builds anew and run this again.",
+        )
+    return {name: done.exported[name] for name in names}
+
+
+def _object(aws: Aws, bucket: str, key: str) -> bytes | None:
+    """A small object's bytes; None where there is none."""
+    from botocore.exceptions import ClientError
+
+    from steelyard.aws.session import error_code, told
+
+    with told():
+        try:
+            content: bytes = aws.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+        except ClientError as error:
+            if error_code(error) in ("NoSuchKey", "404"):
+                return None
+            raise
+    return content

@@ -1,0 +1,1 @@
+"""Servers on this machine: whether it can run one, and how one is started."""

@@ -1,0 +1,1 @@
+"""Output for people: results on standard output, progress and notes on standard error."""
