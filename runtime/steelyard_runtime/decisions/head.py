@@ -1,0 +1,353 @@
+"""A head: a linear map from a model's last hidden state, and optionally a state's words, to calibrated probabilities.
+
+``head.json`` names what the head was fitted on and for, and ``head.safetensors`` holds its numbers. All arithmetic is
+in 64 bits and in a fixed order: the same hidden state gives the same bits, whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
+
+from steelyard_runtime.decisions.contract import Contract
+from steelyard_runtime.decisions.words import MAX_TERMS, Vocabulary, Words
+
+DESCRIPTION_FILE = "head.json"
+TENSORS_FILE = "head.safetensors"
+MAX_DESCRIPTION_BYTES = 4 << 20
+MAX_TENSOR_BYTES = 512 << 20
+
+Array = npt.NDArray[np.float64]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0)]
+
+
+class HeadError(ValueError):
+    """A head cannot be used; the message says what differs from what, and what to do."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Bound(_Part):
+    """What a head belongs to. It is used with nothing else: its numbers would mean nothing."""
+
+    contract: Annotated[str, Field(min_length=1, description="`NAME@VERSION` of the contract.")]
+    question_sha256: Annotated[Sha256, Field(description="Hash of what the contract asks.")]
+    model_sha256: Annotated[Sha256, Field(description="Hash of the model file.")]
+    wording: Annotated[str, Field(min_length=1, description="Name of the fixed words around the state.")]
+    prompt_sha256: Annotated[Sha256, Field(description="Hash of these words as tokens of the model.")]
+    llama_cpp: Annotated[str, Field(min_length=1, description="Build of llama.cpp that gave the hidden states.")]
+
+
+class Interval(_Part):
+    """A figure with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Figures(_Part):
+    """How good a way of deciding is on cases that it was not fitted on."""
+
+    accuracy: Annotated[Interval, Field(description="Share of right answers.")]
+    log_loss: Annotated[Interval, Field(description="Mean of -log(probability of the right option).")]
+    ece: Annotated[Interval, Field(description="Mean gap of probability and accuracy, in ten bins.")]
+
+
+class Measured(_Part):
+    """Cross-validated figures of the head and of what it has to beat."""
+
+    cases: Annotated[Count, Field(description="Labelled cases.")]
+    folds: Annotated[Count, Field(description="Parts of the cross-validation.")]
+    head: Annotated[Figures, Field(description="Of this head.")]
+    state: Annotated[Figures | None, Field(description="Of the hidden state alone, where words are used as well.")] = (
+        None
+    )
+    bag_of_words: Annotated[Figures, Field(description="Of the words alone, without a model.")]
+    majority: Annotated[Figures, Field(description="Of the labels' shares alone.")]
+    better_than_words: Annotated[
+        Interval, Field(description="Accuracy of the head less that of the bag of words, paired by case.")
+    ]
+
+
+class Description(_Part):
+    """The file ``head.json``."""
+
+    format: Annotated[Literal[1], Field(description="Version of this file's form.")]
+    bound: Annotated[Bound, Field(description="What the head belongs to.")]
+    options: Annotated[tuple[str, ...], Strict(False), Field(min_length=2, description="Option ids, in order.")]
+    cases_sha256: Annotated[Sha256, Field(description="Hash of the labelled cases.")]
+    tensors_sha256: Annotated[Sha256, Field(description="Hash of `head.safetensors`.")]
+    embedding_size: Annotated[int, Field(ge=1, description="Numbers of a hidden state.")]
+    word_terms: Annotated[int, Field(ge=0, le=MAX_TERMS, description="Words and pairs that are counted.")]
+    run_terms: Annotated[int, Field(ge=0, le=MAX_TERMS, description="Parts of words that are counted.")]
+    temperature: Annotated[float, Field(gt=0, description="Divides the logits.")]
+    measured: Annotated[Measured, Field(description="Cross-validated figures.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadAnswer:
+    """What a head says of one state.
+
+    Attributes:
+        probabilities: One for each option, in order; they sum to 1.
+        logits: Their logarithms up to a constant, after the temperature.
+        distance: 1 less the cosine of the standardised hidden state and the nearest option's mean, 0 to 2.
+        distance_rank: Share of the held-out cases with a smaller distance, 0 to 1.
+    """
+
+    probabilities: tuple[float, ...]
+    logits: tuple[float, ...]
+    distance: float
+    distance_rank: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """The numbers of a head, 64-bit.
+
+    Attributes:
+        mean: Shape ``(embedding_size,)``, subtracted from a hidden state.
+        scale: Shape ``(embedding_size,)``, divides it; not 0.
+        weights: Shape ``(options, embedding_size)``.
+        bias: Shape ``(options,)``.
+        centres: Shape ``(options with cases, embedding_size)``, of length 1: directions of the options' means.
+        distances: Shape ``(held-out cases,)``, increasing.
+        words: The vocabularies; None for a head of the hidden state alone.
+        word_weights: Shape ``(options, terms)``.
+        temperature: Divides the logits.
+    """
+
+    mean: Array
+    scale: Array
+    weights: Array
+    bias: Array
+    centres: Array
+    distances: Array
+    words: Words | None
+    word_weights: Array
+    temperature: float
+
+    def apply(self, hidden: npt.NDArray[np.floating[Any]], state: str) -> HeadAnswer:
+        """Decide about one state.
+
+        Args:
+            hidden: The last hidden state, shape ``(embedding_size,)``.
+            state: The state's text, as the model read it.
+
+        Raises:
+            ValueError: The hidden state has another shape, or a number that is not finite.
+            TextTooLongError: The head counts words, and the state has too many bytes.
+        """
+        if hidden.shape != self.mean.shape:
+            raise ValueError(f"the hidden state has the shape {hidden.shape} and the head takes {self.mean.shape}")
+        if not np.isfinite(hidden).all():
+            raise ValueError("the model's hidden state is not finite")
+        standard = (hidden.astype(np.float64) - self.mean) / self.scale
+        logits = _dot(self.weights, standard) + self.bias
+        if self.words is not None and (found := self.words.weights(state)):
+            columns, weights = zip(*found, strict=True)
+            logits = logits + _dot(self.word_weights[:, list(columns)], np.array(weights))
+        logits = logits / self.temperature
+        distance = self._distance(standard)
+        return HeadAnswer(
+            probabilities=tuple(map(float, softmax(logits))),
+            logits=tuple(map(float, logits)),
+            distance=distance,
+            distance_rank=float(np.searchsorted(self.distances, distance, side="left")) / len(self.distances),
+        )
+
+    def _distance(self, standard: Array) -> float:
+        length = float(np.sqrt((standard * standard).sum()))
+        if not length:
+            return 1.0
+        return float(1.0 - (_dot(self.centres, standard) / length).max())
+
+
+def _dot(rows: Array, vector: Array) -> Array:
+    """Multiply rows by a vector, summed by numpy itself: a BLAS sums in an order that depends on its threads."""
+    products: Array = np.ascontiguousarray(rows * vector)
+    return np.asarray(products.sum(axis=1))
+
+
+def softmax(logits: Array) -> Array:
+    """Return probabilities along the last axis, shape as given."""
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A head with its description.
+
+    Attributes:
+        description: What it belongs to and how good it is.
+        linear: Its numbers.
+        sha256: Of ``head.json``, which names the hash of the numbers: it stands for the whole head.
+    """
+
+    description: Description
+    linear: Linear
+    sha256: str
+
+    def apply(self, hidden: npt.NDArray[np.floating[Any]], state: str) -> HeadAnswer:
+        """As ``Linear.apply``."""
+        return self.linear.apply(hidden, state)
+
+    def check(self, *, contract: Contract, model_sha256: str, prompt_sha256: str, llama_cpp: str) -> None:
+        """Refuse a head that belongs to something else.
+
+        Raises:
+            HeadError: With each thing that differs.
+        """
+        bound = self.description.bound
+        pairs = {
+            "contract": (bound.contract, contract.full_name),
+            "question, options or readout (hash)": (bound.question_sha256, contract.question_sha256),
+            "wording": (bound.wording, contract.readout.wording),
+            "model (sha256)": (bound.model_sha256, model_sha256),
+            "prompt (sha256)": (bound.prompt_sha256, prompt_sha256),
+            "llama.cpp": (bound.llama_cpp, llama_cpp),
+        }
+        differing = [
+            f"{what}: fitted for {ours}, used with {theirs}" for what, (ours, theirs) in pairs.items() if ours != theirs
+        ]
+        if differing:
+            raise HeadError(
+                f"the head of {contract.full_name} does not belong to what it is used with; "
+                + "; ".join(differing)
+                + f". Fit it again: steelyard decision fit {contract.name}"
+            )
+
+
+def head_files(description: Description, linear: Linear) -> dict[str, bytes]:
+    """Return the files of a head, by name. The same head gives the same bytes.
+
+    Args:
+        description: Its hash of the numbers, sizes and temperature are replaced by those of ``linear``.
+        linear: The numbers.
+    """
+    tensors: dict[str, npt.NDArray[Any]] = {
+        "mean": linear.mean,
+        "scale": linear.scale,
+        "weights": linear.weights,
+        "bias": linear.bias,
+        "centres": linear.centres,
+        "distances": linear.distances,
+    }
+    counts = (0, 0)
+    if (words := linear.words) is not None:
+        counts = len(words.words), len(words.runs)
+        tensors["word_weights"] = linear.word_weights
+        tensors["idf"] = np.array([*words.words.idf, *words.runs.idf], np.float64)
+        tensors["terms"] = np.frombuffer("\n".join([*words.words.index, *words.runs.index]).encode(), np.uint8)
+    body = safetensors.numpy.save({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)})
+    described = description.model_copy(
+        update={
+            "tensors_sha256": hashlib.sha256(body).hexdigest(),
+            "embedding_size": len(linear.mean),
+            "word_terms": counts[0],
+            "run_terms": counts[1],
+            "temperature": linear.temperature,
+        }
+    )
+    return {TENSORS_FILE: body, DESCRIPTION_FILE: (described.model_dump_json(indent=1) + "\n").encode()}
+
+
+def load_head(folder: Path) -> Head:
+    """Read a head from a decision's folder.
+
+    Raises:
+        HeadError: A file is missing, too large, damaged, or does not fit the other one.
+    """
+    described = _read(folder / DESCRIPTION_FILE, most=MAX_DESCRIPTION_BYTES)
+    body = _read(folder / TENSORS_FILE, most=MAX_TENSOR_BYTES)
+    try:
+        description = Description.model_validate_json(described)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "file"
+        raise HeadError(f"{folder / DESCRIPTION_FILE}: {place}: {first['msg']}") from error
+    found = hashlib.sha256(body).hexdigest()
+    if found != description.tensors_sha256:
+        raise HeadError(
+            f"{folder / TENSORS_FILE} has the sha256 {found}, and {DESCRIPTION_FILE} names "
+            f"{description.tensors_sha256}; fit the head again"
+        )
+    try:
+        tensors = safetensors.numpy.load(body)
+        linear = _linear(description, tensors)
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise HeadError(f"{folder / TENSORS_FILE} is no head: {error}; fit it again") from error
+    return Head(description=description, linear=linear, sha256=hashlib.sha256(described).hexdigest())
+
+
+def _read(path: Path, *, most: int) -> bytes:
+    try:
+        if (size := path.stat().st_size) > most:
+            raise HeadError(f"{path} has {size} bytes and {most} are allowed")
+        return path.read_bytes()
+    except OSError as error:
+        raise HeadError(f"cannot read {path}: {error.strerror}; fit the head with: steelyard decision fit") from error
+
+
+def _linear(description: Description, tensors: Mapping[str, npt.NDArray[Any]]) -> Linear:
+    options, size = len(description.options), description.embedding_size
+    terms = description.word_terms + description.run_terms
+    shapes: dict[str, tuple[int | None, ...]] = {
+        "mean": (size,),
+        "scale": (size,),
+        "weights": (options, size),
+        "bias": (options,),
+        "centres": (None, size),
+        "distances": (None,),
+    }
+    if terms:
+        shapes |= {"word_weights": (options, terms), "idf": (terms,)}
+    numbers = {name: _checked(tensors, name, shape) for name, shape in shapes.items()}
+    if not (numbers["scale"] > 0).all():
+        raise ValueError("a scale is not above 0")
+    if not (np.diff(numbers["distances"]) >= 0).all():
+        raise ValueError("the distances do not increase")
+    words = _words(description, tensors, numbers["idf"]) if terms else None
+    return Linear(
+        mean=numbers["mean"],
+        scale=numbers["scale"],
+        weights=numbers["weights"],
+        bias=numbers["bias"],
+        centres=numbers["centres"],
+        distances=numbers["distances"],
+        words=words,
+        word_weights=numbers.get("word_weights", np.zeros((options, 0))),
+        temperature=description.temperature,
+    )
+
+
+def _words(description: Description, tensors: Mapping[str, npt.NDArray[Any]], idf: Array) -> Words:
+    terms = tensors["terms"].tobytes().decode().split("\n")
+    cut = description.word_terms
+    return Words(Vocabulary.of(terms[:cut], map(float, idf[:cut])), Vocabulary.of(terms[cut:], map(float, idf[cut:])))
+
+
+def _checked(tensors: Mapping[str, npt.NDArray[Any]], name: str, shape: tuple[int | None, ...]) -> Array:
+    tensor = tensors[name]
+    fits = len(tensor.shape) == len(shape) and all(
+        found > 0 and (wanted is None or found == wanted) for found, wanted in zip(tensor.shape, shape, strict=True)
+    )
+    if not fits or tensor.dtype != np.float64:
+        raise ValueError(f"{name} is {tensor.dtype} of the shape {tensor.shape}; float64 of {shape} is needed")
+    if not np.isfinite(tensor).all():
+        raise ValueError(f"{name} has a number that is not finite")
+    return tensor
