@@ -39,8 +39,8 @@ from steelyard_runtime.engine.interface import (
 from steelyard_runtime.engine.llama import Context, LlamaError, Model
 from steelyard_runtime.engine.segments import ROWS, TILE
 from steelyard_runtime.engine.start import start_engine
+from steelyard_runtime.engine.tickets import Waiter
 from steelyard_runtime.engine.turns import Turns
-from steelyard_runtime.engine.work import Waiter
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.settings import load_settings
 
@@ -52,7 +52,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.write("llama", tmp_path_factory.mktemp("tiny") / "llama.gguf")
 
 
-def started(model: Path, **changes: object) -> LlamaEngine:
+def started(model: Path, *, turns: Turns | None = None, **changes: object) -> LlamaEngine:
     values = {
         "threads": 1,
         "context_tokens": 512,
@@ -61,7 +61,7 @@ def started(model: Path, **changes: object) -> LlamaEngine:
         "decode_timeout_s": 20,
         "unnamed_share": 1,
     }
-    return start_engine(load_settings(model=str(model), **(values | changes)))
+    return start_engine(load_settings(model=str(model), **(values | changes)), turns=turns)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ class Collector:
 
 def patch_decodes(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch, wrap: Callable[..., Any]) -> None:
     """Have ``wrap(context, decode, runs, **more)`` called for every decode."""
-    for context in (engine._context, engine._chat_context):
+    for context in (engine._executor.contexts.decisions, engine._executor.contexts.chats):
         monkeypatch.setattr(context, "decode", partial(wrap, context, context.decode))
 
 
@@ -267,7 +267,7 @@ def test_what_is_kept_warm_costs_its_tail_only_and_stays(engine: LlamaEngine) ->
     asked = ScoreJob(prompts=(ScorePrompt(shared=question, tail=tail),), deadline=time.monotonic() + WAIT_S)
     [score] = engine.submit_score(asked).result(WAIT_S)
     assert score.tokens.evaluated == len(tail)
-    engine._prefixes._capacity = engine._prefixes.bytes  # full: whatever else comes must go
+    engine._executor.prefixes._capacity = engine._executor.prefixes.bytes  # full: whatever else comes must go
     for n in range(5):
         engine.submit_score(job(engine, f"another state, number {n}")).result(WAIT_S)
     [again] = engine.submit_score(asked).result(WAIT_S)
@@ -438,7 +438,7 @@ def on_prepared(
     engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch, caller: str, number: int, call: Callable[[], object]
 ) -> None:
     """Have something happen when so many questions of a caller were prepared."""
-    prepare, seen = engine._scorer.prepare, []
+    prepare, seen = engine._executor.scorer.prepare, []
 
     def prepared(run: Any, **more: Any) -> Any:
         ready = prepare(run, **more)
@@ -447,7 +447,7 @@ def on_prepared(
             call()
         return ready
 
-    monkeypatch.setattr(engine._scorer, "prepare", prepared)
+    monkeypatch.setattr(engine._executor.scorer, "prepare", prepared)
 
 
 @pytest.mark.parametrize("prepared", [1, 2, 3])
@@ -459,7 +459,7 @@ def test_who_leaves_with_a_question_prepared_does_not_take_the_others_along(
     running = engine.submit_score(job(engine))
     assert gate.reached.wait(WAIT_S)
     leaver = engine.submit_score(job(engine, "a state", tails=6, caller="ann"))
-    (ticket,) = (ticket for ticket in engine._short if ticket.caller == "ann")
+    (ticket,) = (ticket for ticket in engine._scheduler._tickets if ticket.caller == "ann")
     (waiter,) = ticket.waiters
     leave = leaver.cancel if leaving == "cancelled" else lambda: setattr(waiter, "deadline", 0.0)
     on_prepared(engine, monkeypatch, "ann", prepared, leave)
@@ -470,10 +470,10 @@ def test_who_leaves_with_a_question_prepared_does_not_take_the_others_along(
     with pytest.raises(CancelledError if leaving == "cancelled" else Problem):
         leaver.result(WAIT_S)
     engine.close(timeout_s=WAIT_S)
-    assert engine._death is None
+    assert engine._lifecycle.failure is None
     assert (engine.counters.cancelled, engine.counters.rejected) == ((1, 0) if leaving == "cancelled" else (0, 1))
-    assert engine._admission.tokens == engine._admission.steps == 0
-    assert not engine._duplicates
+    assert engine._scheduler.admission.tokens == engine._scheduler.admission.steps == 0
+    assert not engine._scheduler._duplicates
 
 
 @pytest.mark.parametrize("broken", ["prepare", "decode", "hand out"])
@@ -493,11 +493,15 @@ def test_a_fault_in_a_shared_decode_fails_those_alone_who_meet_it(
         for caller, tails in (("ann", [5]), ("bob", [5, 5]), ("cid", [450, 5]), ("dan", [5]))
     ]
     if broken == "decode":
-        monkeypatch.setattr(engine._scorer, "together", fail)
+        monkeypatch.setattr(engine._executor.scorer, "together", fail)
     elif broken == "hand out":
-        on_prepared(engine, monkeypatch, "bob", 2, lambda: monkeypatch.setattr(engine, "_scored", fail))
+        on_prepared(
+            engine, monkeypatch, "bob", 2, lambda: monkeypatch.setattr(engine._executor, "_resolve_or_requeue", fail)
+        )
     else:
-        on_prepared(engine, monkeypatch, "bob", 1, lambda: monkeypatch.setattr(engine._scorer, "prepare", fail))
+        on_prepared(
+            engine, monkeypatch, "bob", 1, lambda: monkeypatch.setattr(engine._executor.scorer, "prepare", fail)
+        )
     engine._meter.rate = 0.0  # whatever fits into a decode may share one
     gate.open()
     ends = [future.exception(WAIT_S) for future in (running, *futures)]
@@ -512,12 +516,12 @@ def test_a_fault_in_a_shared_decode_fails_those_alone_who_meet_it(
     monkeypatch.undo()
     assert len(engine.submit_score(job(engine, "afterwards")).result(WAIT_S)) == 1
     engine.close(timeout_s=WAIT_S)
-    assert engine._admission.tokens == engine._admission.steps == 0
-    assert not engine._duplicates
+    assert engine._scheduler.admission.tokens == engine._scheduler.admission.steps == 0
+    assert not engine._scheduler._duplicates
 
 
 def test_what_does_not_fit_for_good_is_the_askers_problem(engine: LlamaEngine) -> None:
-    engine._prefixes._capacity = 10
+    engine._executor.prefixes._capacity = 10
     with pytest.raises(Problem, match="prefix_cache_mib"):
         engine.keep_warm((Segment(tuple(engine.encode([Piece("a question")], start=False))),)).result(WAIT_S)
     assert len(engine.submit_score(job(engine)).result(WAIT_S)) == 1
@@ -578,13 +582,13 @@ def test_callers_take_turns_with_their_chats(model: Path, monkeypatch: pytest.Mo
     try:
         running = engine.submit_score(job(engine))
         assert gate.reached.wait(WAIT_S)
-        add, order = engine._chats.add, []
+        add, order = engine._executor.chats.add, []
 
         def added(generation: Any) -> None:
             order.append(generation.job.caller)
             add(generation)
 
-        monkeypatch.setattr(engine._chats, "add", added)
+        monkeypatch.setattr(engine._executor.chats, "add", added)
         chats = [Collector(engine, "a chat", max_tokens=2, caller=caller) for caller in ("ann",) * 5 + ("bob", "cid")]
         chats[1].cancel()
         gate.open()
@@ -612,7 +616,7 @@ def test_those_who_are_refused_are_told_to_come_back_one_after_another(engine: L
     running = engine.submit_score(job(engine, "word " * 80))
     assert gate.reached.wait(WAIT_S)
     engine._meter.rate = 50.0
-    own_ms = 1000 * engine._meter.seconds(engine._expected(job(engine, "too late")))
+    own_ms = 1000 * engine._meter.seconds(engine._expected_tokens(job(engine, "too late")))
     before = time.monotonic()
     told = []
     for _ in range(20):
@@ -654,7 +658,7 @@ def test_a_chats_backlog_does_not_refuse_a_decision_which_goes_before_it(engine:
     gate.open()
     assert len(decision.result(WAIT_S)) == 1
     chat.wait()
-    left = engine._admission
+    left = engine._scheduler.admission
     assert left.tokens == left.chat_tokens == left.steps == 0
 
 
@@ -908,7 +912,7 @@ def noted(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     order: list[str] = []
 
     def note(context: Context, decode: Callable[..., Any], runs: Any, **more: Any) -> Any:
-        if context is engine._chat_context:
+        if context is engine._executor.contexts.chats:
             order.append("chat")
             rows = decode(runs, **more)
             order.append("chat over")
@@ -926,13 +930,13 @@ class Middle(Door):
 
     def __init__(self, engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
-        between = engine._between
+        between = engine._loop._run_tickets_inside_chats
 
         def held() -> None:
             self.pass_through()
             between()
 
-        monkeypatch.setattr(engine, "_between", held)
+        monkeypatch.setattr(engine._loop, "_run_tickets_inside_chats", held)
 
 
 @pytest.fixture
@@ -987,7 +991,7 @@ def test_no_decision_is_begun_in_the_middle_of_a_chat_when_the_end_has_come(
     decision = engine.submit_score(job(engine))
     closer = threading.Thread(target=lambda: engine.close(timeout_s=0))
     closer.start()
-    while engine._stop_at is None:
+    while engine._lifecycle.stop_at is None:
         time.sleep(0.001)
     middle.open()
     closer.join(WAIT_S)
@@ -1011,25 +1015,24 @@ class AfterThree(Turns):
         self.left = 0
 
     @property
-    def decisions_may(self) -> bool:
+    def decision_goes_first(self) -> bool:
         return not self.left
 
-    def decided(self, seconds: float, *, usual_s: float) -> None:
+    def charge_decision(self, seconds: float, *, usual_s: float) -> None:
         self.left = 3
 
-    def chatted(self, seconds: float) -> None:
+    def charge_chats(self, seconds: float) -> None:
         self.left = max(0, self.left - 1)
 
-    def nobody_chats(self) -> None:
+    def reset(self) -> None:
         self.left = 0
 
 
 def test_decisions_wait_for_their_turn_beside_a_chat_that_generates(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = started(model, queue_limit=64)
+    engine = started(model, turns=AfterThree(), queue_limit=64)
     try:
-        engine._turns = AfterThree()
         chat = generating(engine)
         gate, order = Gate(engine, monkeypatch), noted(engine, monkeypatch)
         assert gate.reached.wait(WAIT_S)
@@ -1069,8 +1072,8 @@ def test_a_decision_waits_for_one_chunk_where_nothing_can_be_stopped(
     engine: LlamaEngine, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the first decode is held, a chat of many chunks and a decision arrive: the decision is next."""
-    engine._chat_context.interruptible = False
-    engine._meter.served(0.001)
+    engine._executor.contexts.chats.interruptible = False
+    engine._meter.decision_took(0.001)
     chat = Collector(engine, "word " * 80, max_tokens=2)
     assert gate.reached.wait(WAIT_S)
     order = noted(engine, monkeypatch)
@@ -1092,7 +1095,7 @@ def test_a_decision_that_fails_in_the_middle_of_a_chat_fails_everyone_honestly(
     def broken(_: Any) -> Any:
         raise LlamaError("llama_decode returned -3")
 
-    monkeypatch.setattr(engine._context, "decode", broken)
+    monkeypatch.setattr(engine._executor.contexts.decisions, "decode", broken)
     middle.open()
     with pytest.raises(Problem) as caught:
         decision.result(WAIT_S)
@@ -1142,8 +1145,8 @@ def test_a_long_text_is_embedded_in_pieces(pooling: Path) -> None:
             rows.append(embed(engine, *texts).result(WAIT_S))
             pieces = [-(-len(engine.encode([Piece(text)], start=True)) // batch) for text in texts]
             assert engine.counters.decodes - before == sum(pieces)
-            assert engine._embedder is not None
-            assert engine._embedder.shape.batch_tokens == batch
+            assert engine._executor.contexts.embeddings is not None
+            assert engine._executor.contexts.embeddings.shape.batch_tokens == batch
         finally:
             engine.close(timeout_s=0)
     assert pieces[1] > 3
@@ -1157,8 +1160,8 @@ def test_a_text_that_is_read_in_both_directions_is_embedded_whole(
     monkeypatch.setattr(Model, "causal", False)
     engine = started(pooling, batch_tokens=32)
     try:
-        assert engine._embedder is not None
-        assert engine._embedder.shape.batch_tokens == 512
+        assert engine._executor.contexts.embeddings is not None
+        assert engine._executor.contexts.embeddings.shape.batch_tokens == 512
     finally:
         engine.close(timeout_s=0)
 
@@ -1173,9 +1176,9 @@ def test_many_texts_of_one_caller_keep_neither_decisions_nor_chats_waiting(
     try:
         first = embed(engine, "the first text", caller="ann")
         chat = Collector(engine, "word " * 20, max_tokens=30)
-        for name, kind in (("_work", "text"), ("_chatted", "chat")):
-            call = getattr(engine, name)
-            monkeypatch.setattr(engine, name, lambda *a, call=call, kind=kind: (order.append(kind), call(*a))[1])
+        for holder, name, kind in ((engine._executor, "run", "text"), (engine._loop, "_charge_chats", "chat")):
+            call = getattr(holder, name)
+            monkeypatch.setattr(holder, name, lambda *a, call=call, kind=kind: (order.append(kind), call(*a))[1])
         long = embed(engine, *(f"text number {n}" for n in range(60)), caller="ann")
         others = embed(engine, "a text of someone else", caller="bob")
         decision = engine.submit_score(job(engine, caller="cid"))
@@ -1190,7 +1193,7 @@ def test_many_texts_of_one_caller_keep_neither_decisions_nor_chats_waiting(
         assert "chat" in order[: order.index("text") + 20]
         assert engine.counters.embeddings == 62
         engine.close(timeout_s=WAIT_S)
-        assert engine._admission.tokens == engine._admission.steps == 0
+        assert engine._scheduler.admission.tokens == engine._scheduler.admission.steps == 0
     finally:
         gate.open()
         engine.close(timeout_s=0)
@@ -1199,8 +1202,8 @@ def test_many_texts_of_one_caller_keep_neither_decisions_nor_chats_waiting(
 def test_a_job_of_texts_ends_when_its_caller_leaves(pooling: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = started(pooling, batch_tokens=32)
     try:
-        assert engine._embedder is not None
-        held, go = engine._embedder.embed, threading.Event()
+        assert engine._executor.contexts.embeddings is not None
+        held, go = engine._executor.contexts.embeddings.embed, threading.Event()
         reached = threading.Event()
 
         def embedded(tokens: Any, *, position: int = 0) -> Any:
@@ -1208,7 +1211,7 @@ def test_a_job_of_texts_ends_when_its_caller_leaves(pooling: Path, monkeypatch: 
             assert go.wait(WAIT_S)
             return held(tokens, position=position)
 
-        monkeypatch.setattr(engine._embedder, "embed", embedded)
+        monkeypatch.setattr(engine._executor.contexts.embeddings, "embed", embedded)
         left = embed(engine, *("refund the order " * 20 for _ in range(5)))
         assert reached.wait(WAIT_S)
         assert left.cancel()
@@ -1216,7 +1219,7 @@ def test_a_job_of_texts_ends_when_its_caller_leaves(pooling: Path, monkeypatch: 
         assert len(embed(engine, "another").result(WAIT_S)) == 1
         assert engine.counters.embeddings == engine.counters.cancelled == 1
         engine.close(timeout_s=WAIT_S)
-        assert engine._admission.tokens == engine._admission.steps == 0
+        assert engine._scheduler.admission.tokens == engine._scheduler.admission.steps == 0
     finally:
         engine.close(timeout_s=0)
 

@@ -193,7 +193,7 @@ def expected(tiny: tuple[str, Path]) -> tuple[Case, Alone]:
 @pytest.fixture(scope="module")
 def engine(tiny: tuple[str, Path]) -> Iterator[LlamaEngine]:
     engine = start_engine(settings(tiny[1], chats=3))
-    engine._prefixes._capacity = 200_000  # a handful of prefixes fit, so that eviction is the rule
+    engine._executor.prefixes._capacity = 200_000  # a handful of prefixes fit, so that eviction is the rule
     yield engine
     engine.close(timeout_s=1)
 

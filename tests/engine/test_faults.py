@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import tiny_models
-from steelyard_runtime.engine import embedder, llama, work
-from steelyard_runtime.engine.chats import ChatScheduler
+from steelyard_runtime.engine import embedder, generations, llama
+from steelyard_runtime.engine.chats import ChatBatcher
 from steelyard_runtime.engine.core import LlamaEngine
+from steelyard_runtime.engine.executor import Executor
 from steelyard_runtime.engine.interface import (
     Delta,
     Done,
@@ -137,16 +138,16 @@ def shared(model: Path) -> Iterator[LlamaEngine]:
 def held(engine: LlamaEngine) -> tuple[int, ...]:
     """What requests that are over may not hold: sequences, choices, tokens ahead, reserved bytes, pins, duplicates."""
     until = time.monotonic() + WAIT_S
-    while not engine._idle() and time.monotonic() < until:
+    while not engine._scheduler.idle and time.monotonic() < until:
         time.sleep(0.005)
-    ahead = engine._admission
+    ahead = engine._scheduler.admission
     return (
-        engine._chat_context.shape.sequences - len(engine._chats._free),
-        len(engine._chats._placed) + engine._chats.active,
+        engine._executor.contexts.chats.shape.sequences - len(engine._executor.chats._free),
+        len(engine._executor.chats._placed) + engine._executor.chats.active,
         ahead.tokens + ahead.steps + ahead.chat_tokens,
-        engine._prefixes._reserved + engine._scorer.spare_bytes,
-        sum(kept.pins for kept in engine._prefixes._kept.values()),
-        len(engine._duplicates),
+        engine._executor.prefixes._reserved + engine._executor.scorer.spare_bytes,
+        sum(kept.pins for kept in engine._executor.prefixes._kept.values()),
+        len(engine._scheduler._duplicates),
     )
 
 
@@ -154,26 +155,26 @@ def held(engine: LlamaEngine) -> tuple[int, ...]:
 def fault(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Make a function fail once, the first time or a later one, while the engine works for the caller "victim"."""
     current = [""]
-    serve, alone = LlamaEngine._serve, ChatScheduler._alone
+    run, blaming = Executor.run, ChatBatcher._blaming
 
-    def served(self: LlamaEngine, ticket: Any) -> None:
+    def served(self: Executor, ticket: Any) -> None:
         current.append(ticket.caller)
         try:
-            serve(self, ticket)
+            run(self, ticket)
         finally:
             current.pop()
 
     @contextmanager
-    def guarded(self: ChatScheduler, generation: Any) -> Iterator[None]:
+    def guarded(self: ChatBatcher, generation: Any) -> Iterator[None]:
         current.append(generation.job.caller)
         try:
-            with alone(self, generation):
+            with blaming(self, generation):
                 yield
         finally:
             current.pop()
 
-    monkeypatch.setattr(LlamaEngine, "_serve", served)
-    monkeypatch.setattr(ChatScheduler, "_alone", guarded)
+    monkeypatch.setattr(Executor, "run", served)
+    monkeypatch.setattr(ChatBatcher, "_blaming", guarded)
 
     def inject(holder: Any, name: str, *, time_: int = 1) -> list[str]:
         right, seen = getattr(holder, name), []
@@ -215,7 +216,7 @@ def told(problem: BaseException | None) -> Problem:
         (PrefixStore, "keep"),
         (Scorer, "prepare"),
         (Scorer, "_score"),
-        (LlamaEngine, "_scored"),
+        (Executor, "_resolve_or_requeue"),
     ],
 )
 def test_a_decision_that_fails_fails_alone(
@@ -224,7 +225,7 @@ def test_a_decision_that_fails_fails_alone(
     right = Innocents(engine).answers()
     faults = engine.counters.faults
     seen = fault(holder, name, time_=time_)
-    engine._prefixes.clear()
+    engine._executor.prefixes.clear()
     before = Innocents(engine)
     victim = engine.submit_score(decision(engine, f"of the victim {name} {time_}", caller="victim", tails=3))
     after = Innocents(engine)
@@ -242,21 +243,21 @@ def test_a_decision_that_fails_fails_alone(
 @pytest.mark.parametrize(
     ("holder", "name", "sampling"),
     [
-        (work.Sampler, "__init__", {}),
-        (work.Choice, "__init__", {}),
-        (work.Sampler, "sample", {}),
-        (work.Choice, "take", {}),
-        (work.Choice, "advanced", {}),
-        (work, "logprobs", {}),
+        (generations.Sampler, "__init__", {}),
+        (generations.Choice, "__init__", {}),
+        (generations.Sampler, "sample", {}),
+        (generations.Choice, "take", {}),
+        (generations.Choice, "advanced", {}),
+        (generations, "logprobs", {}),
         (llama.Vocabulary, "token_bytes", {}),
         (llama.Vocabulary, "ends_generation", {}),
-        (work.TextAssembler, "add", {}),
+        (generations.TextAssembler, "add", {}),
         (Context, "save", {}),
         (Context, "restore", {}),
         (PrefixStore, "longest_text", {}),
         (PrefixStore, "keep_text", {}),
-        (ChatScheduler, "_chunk_done", {}),
-        (ChatScheduler, "_settle", {}),
+        (ChatBatcher, "_chunk_done", {}),
+        (ChatBatcher, "_progress", {}),
         (llama.L, "llama_sampler_init_penalties", {"frequency_penalty": 0.5}),
         (llama.L, "llama_sampler_init_dist", {"temperature": 0.7}),
     ],
@@ -281,7 +282,7 @@ def test_a_chat_that_fails_fails_alone(
     assert before.answers() == after.answers() == right
 
 
-@pytest.mark.parametrize(("holder", "name"), [(Context, "embed"), (embedder, "_pooled"), (LlamaEngine, "_embed")])
+@pytest.mark.parametrize(("holder", "name"), [(Context, "embed"), (embedder, "_pooled"), (Executor, "_embed_next")])
 def test_a_text_that_fails_to_be_embedded_fails_alone(
     engine: LlamaEngine, fault: Callable[..., list[str]], holder: Any, name: str
 ) -> None:
@@ -301,7 +302,7 @@ def test_a_prefix_that_cannot_be_kept_warm_fails_alone(engine: LlamaEngine, monk
         raise InjectedError
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._scorer, "warm", broken)
+        patch.setattr(engine._executor.scorer, "warm", broken)
         told(engine.keep_warm((Segment((5, 6, 7)),)).exception(WAIT_S))
     assert Innocents(engine).answers() == right
 
@@ -338,7 +339,7 @@ def test_a_shared_decode_that_fails_takes_only_those_in_it_along(
     decode, failed = Context.decode, threading.Event()
 
     def broken(self: Context, runs: Any, **more: Any) -> Any:
-        if self is engine._chat_context and len(runs) == 2 and not failed.is_set():
+        if self is engine._executor.contexts.chats and len(runs) == 2 and not failed.is_set():
             failed.set()
             raise llama.LlamaError("llama_decode of 2 tokens returned -3")
         return decode(self, runs, **more)
@@ -377,7 +378,7 @@ def test_an_engine_that_does_not_compute_what_it_did_ends_and_says_who_may_try_a
         innocents = [engine.submit_score(decision(engine, f"state {n}", caller="ann")) for n in range(2)]
         chat = Chat(engine, "chat", caller="bob").submit(engine)
         fault(Context, "save")
-        engine._vitals[0].reference[3] += 1e-3
+        engine._executor.vitals[0].reference[3] += 1e-3
         go_on.set()
         told(victim.exception(WAIT_S))
         others = [*(innocent.exception(WAIT_S) for innocent in innocents), chat.problem()]
@@ -395,4 +396,4 @@ def test_an_engine_that_does_not_compute_what_it_did_ends_and_says_who_may_try_a
 
 
 def test_the_proof_is_exact(engine: LlamaEngine) -> None:
-    assert [vitals.noise for vitals in (*engine._vitals, engine._chat_vitals) if vitals] == [0.0] * 3
+    assert [vitals.noise for vitals in (*engine._executor.vitals, engine._executor.chat_vitals) if vitals] == [0.0] * 3

@@ -48,8 +48,8 @@ class Watched:
         self.largest = self.peak = 0
         self._alive: dict[int, int] = {}
         self._asked = threading.Event()
-        context = self.engine._context
-        save, decode, prepare = context.save, context.decode, self.engine._scorer.prepare
+        context = self.engine._executor.contexts.decisions
+        save, decode, prepare = context.save, context.decode, self.engine._executor.scorer.prepare
 
         def saved(sequence: int) -> Snapshot:
             snapshot = save(sequence)
@@ -62,7 +62,7 @@ class Watched:
         def decoded(runs: Any, **more: Any) -> Any:
             assert self._asked.wait(WAIT_S)
             self.peak = max(self.peak, sum(self._alive.values()))
-            scorer, store = self.engine._scorer, self.engine._prefixes
+            scorer, store = self.engine._executor.scorer, self.engine._executor.prefixes
             assert sum(self._alive.values()) == store.bytes + scorer.spare_bytes == self.engine.counters.prefix_bytes
             return decode(runs, **more)
 
@@ -72,7 +72,7 @@ class Watched:
 
         monkeypatch.setattr(context, "save", saved)
         monkeypatch.setattr(context, "decode", decoded)
-        monkeypatch.setattr(self.engine._scorer, "prepare", prepared)
+        monkeypatch.setattr(self.engine._executor.scorer, "prepare", prepared)
 
     def job(self, caller: str, *, state: int = STATE, question: int = QUESTION, questions: int = QUESTIONS) -> ScoreJob:
         """A state of the caller's own, and questions on it, of so many tokens each."""
@@ -95,10 +95,10 @@ class Watched:
     def nothing_is_held(self) -> None:
         self.go()
         self.engine.close(timeout_s=WAIT_S)
-        store, left = self.engine._prefixes, self.engine._admission
+        store, left = self.engine._executor.prefixes, self.engine._scheduler.admission
         assert not any(kept.pins for kept in store._kept.values())
         assert store.bytes == sum(len(kept.snapshot) for kept in store._kept.values())
-        assert self.engine._scorer.spare_bytes == 0
+        assert self.engine._executor.scorer.spare_bytes == 0
         assert left.tokens == left.steps == 0
 
 
@@ -130,7 +130,7 @@ def test_callers_who_take_turns_have_their_states_evaluated_once(
 ) -> None:
     one = size_of_a_state(model)
     with watched(model, monkeypatch, decisions_together=together, **reuse) as watch:
-        capacity = watch.engine._prefixes._capacity = int(states_that_fit * one)
+        capacity = watch.engine._executor.prefixes._capacity = int(states_that_fit * one)
         for callers in (["ann", "bob"], ["cid", "dan", "eve"]):
             jobs = [watch.job(caller) for caller in callers]
             for job, scores in zip(jobs, watch.ask(jobs), strict=True):
@@ -183,7 +183,7 @@ def test_who_leaves_after_a_question_holds_nothing_any_more(
 
 
 def on_question(engine: LlamaEngine, number: int, monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
-    score, seen = engine._scorer._score, []
+    score, seen = engine._executor.scorer._score, []
 
     def scored(*args: Any) -> None:
         seen.append(args)
@@ -191,7 +191,7 @@ def on_question(engine: LlamaEngine, number: int, monkeypatch: pytest.MonkeyPatc
         if len(seen) == number:
             call()
 
-    monkeypatch.setattr(engine._scorer, "_score", scored)
+    monkeypatch.setattr(engine._executor.scorer, "_score", scored)
 
 
 def test_a_question_that_others_share_is_held_too(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_what_was_kept_earlier_stays_while_a_job_needs_it(llama: Path, monkeypat
     """A state that an earlier request left behind, and callers enough to push it out."""
     one = size_of_a_state(llama)
     with watched(llama, monkeypatch) as watch:
-        watch.engine._prefixes._capacity = 3 * one
+        watch.engine._executor.prefixes._capacity = 3 * one
         watch.ask([watch.job("ann", questions=1)])
         again, *_ = watch.ask([watch.job("ann"), *(watch.job(caller) for caller in ("bob", "cid", "dan", "eve"))])
         assert evaluated(again) == QUESTIONS * QUESTION

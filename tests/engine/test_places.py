@@ -47,27 +47,27 @@ class Chats:
         self.failed: list[Exception] = []
         self._over: dict[str, threading.Event] = {}
         self._held = threading.Event()
-        feed = engine._feed_chats
+        feed = engine._loop._start_chats
 
         def feed_when_told() -> None:
             assert self._held.wait(WAIT_S)
             feed()
 
-        monkeypatch.setattr(engine, "_feed_chats", feed_when_told)
-        step, self._steps, self._begun = engine._chats.step, 0, threading.Event()
+        monkeypatch.setattr(engine._loop, "_start_chats", feed_when_told)
+        step, self._steps, self._begun = engine._executor.chats.step, 0, threading.Event()
         self._go_on = threading.Event()
         self._go_on.set()
 
         def counted(**more: Any) -> None:
             step(**more)
-            self.most_active = max(self.most_active, engine._chats.active)
+            self.most_active = max(self.most_active, engine._executor.chats.active)
             self._steps += 1
             if self._steps == STEPS:
                 self._begun.set()
                 assert self._go_on.wait(WAIT_S)
 
         self.most_active = 0
-        monkeypatch.setattr(engine._chats, "step", counted)
+        monkeypatch.setattr(engine._executor.chats, "step", counted)
 
     def hold_when_begun(self) -> None:
         """Let the chats in the queue begin, and hold the engine then; ``wait`` lets it go on."""
@@ -152,13 +152,13 @@ def test_a_chat_without_a_name_that_is_cancelled_frees_its_part(chats: Chats) ->
 
 def test_every_mix_of_callers_and_choices_is_finished(chats: Chats, engine: LlamaEngine) -> None:
     chats._held.set()
-    engine._admission._limit = engine._admission._unnamed_limit = 100
+    engine._scheduler.admission._limit = engine._scheduler.admission._unnamed_limit = 100
     with ThreadPoolExecutor(4) as pool:
         for number in range(24):
             caller = ("", "ann", "bob")[number % 3]
             pool.submit(chats.begin, f"{number}", caller=caller, tokens=1 + number % 5, n=1 + number % 4)
     assert len(chats.wait()) == 24
-    left = engine._admission
+    left = engine._scheduler.admission
     assert left.tokens == left.chat_tokens == left.unnamed_tokens == left.unnamed_chat_tokens == 0
 
 

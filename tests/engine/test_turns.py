@@ -17,11 +17,11 @@ def played(turns: Turns, *, decision_s: float, chat_s: float, turns_taken: int) 
     """Who had the engine and how long, while decisions and chats wait all the time."""
     order = []
     for _ in range(turns_taken):
-        if turns.decisions_may:
-            turns.decided(decision_s, usual_s=decision_s)
+        if turns.decision_goes_first:
+            turns.charge_decision(decision_s, usual_s=decision_s)
             order.append(("decision", decision_s))
         else:
-            turns.chatted(chat_s)
+            turns.charge_chats(chat_s)
             order.append(("chat", chat_s))
     return order
 
@@ -41,7 +41,7 @@ def test_chats_get_their_share_and_no_more_than_a_turn_above_it(decision_s: floa
 @given(decision_s=seconds, alone_s=st.floats(min_value=0, max_value=1e6))
 def test_no_more_than_a_few_decisions_run_in_a_row(decision_s: float, alone_s: float) -> None:
     turns = Turns()
-    turns.chatted(alone_s)
+    turns.charge_chats(alone_s)
     order = played(turns, decision_s=decision_s, chat_s=4 * decision_s, turns_taken=100)
     rows = [len(list(group)) for who, group in groupby(who for who, _ in order) if who == "decision"]
     assert set(rows[:-1]) == {IN_A_ROW}
@@ -52,10 +52,10 @@ def test_chats_get_their_share_before_the_first_decision_too(seconds: float) -> 
     """Embeddings alone: nobody knows how long a decision takes."""
     turns, chats = Turns(), 0.0
     for _ in range(100):
-        if turns.decisions_may:
-            turns.decided(seconds, usual_s=0.0)
+        if turns.decision_goes_first:
+            turns.charge_decision(seconds, usual_s=0.0)
         else:
-            turns.chatted(seconds / 4)
+            turns.charge_chats(seconds / 4)
             chats += seconds / 4
     assert chats >= CHATS_SHARE * (100 - 2 * IN_A_ROW) * seconds / 4
 
@@ -63,22 +63,22 @@ def test_chats_get_their_share_before_the_first_decision_too(seconds: float) -> 
 def test_a_decision_that_comes_alone_goes_first_when_the_chats_were_paid() -> None:
     turns = Turns()
     for _ in range(100):
-        assert turns.decisions_may
-        turns.decided(0.2, usual_s=0.2)
-        turns.chatted(0.05)
+        assert turns.decision_goes_first
+        turns.charge_decision(0.2, usual_s=0.2)
+        turns.charge_chats(0.05)
 
 
 def test_one_long_job_does_not_keep_decisions_away_for_long() -> None:
     turns = Turns()
-    turns.decided(60, usual_s=0.2)
-    turns.chatted(0.2)
-    assert turns.decisions_may
+    turns.charge_decision(60, usual_s=0.2)
+    turns.charge_chats(0.2)
+    assert turns.decision_goes_first
 
 
 @pytest.mark.parametrize("taken", [0.5, 60])
 def test_nothing_is_owed_when_nobody_chats(taken: float) -> None:
     turns = Turns()
-    turns.decided(taken, usual_s=0.1)
-    assert not turns.decisions_may
-    turns.nobody_chats()
-    assert turns.decisions_may
+    turns.charge_decision(taken, usual_s=0.1)
+    assert not turns.decision_goes_first
+    turns.reset()
+    assert turns.decision_goes_first

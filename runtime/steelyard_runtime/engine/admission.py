@@ -1,4 +1,4 @@
-"""Who is let in: how much work is ahead, whether a deadline can be met, and when to come back. Called with one lock."""
+"""Which requests are let in: how much work is ahead, whether a deadline can be met, when to try again. Needs a lock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steelyard_runtime.errors import Kind, Problem
 
 SOONEST_S = 0.1
 LONGEST_PROMISE_S = 600.0
-"""No one who is refused is told to come back later than that."""
+"""Upper bound of ``retry_after_ms``."""
 
 
 class Admission:
@@ -92,34 +92,34 @@ class Admission:
         own, left = self._meter.seconds(tokens), deadline - time.monotonic()
         if waiting >= self._limit:
             what = "chats" if chat else "decisions and embeddings"
-            raise self.refusal(
+            raise Problem(
                 Kind.BUSY,
                 f"{waiting} {what} are waiting and {self._limit} may (queue_limit); try again later",
-                self._come_back(ahead / max(1, waiting), own, chat=chat, named=named),
+                retry_after_ms=self._retry_after_ms(ahead / max(1, waiting), own, chat=chat, named=named),
             )
         if not named and unnamed_waiting >= self._unnamed_limit:
             what = "chats" if chat else "decisions and embeddings"
-            raise self.refusal(
+            raise Problem(
                 Kind.BUSY,
                 f"{unnamed_waiting} {what} of callers without a name are waiting and {self._unnamed_limit} may "
                 f"(unnamed_share of queue_limit={self._limit}); try again later, or have the gateway name the caller "
                 "(X-Steelyard-Caller)",
-                self._come_back(ahead / max(1, unnamed_waiting), own, chat=chat, named=named),
+                retry_after_ms=self._retry_after_ms(ahead / max(1, unnamed_waiting), own, chat=chat, named=named),
             )
         if own > left:
-            raise self.refusal(
+            raise Problem(
                 Kind.DEADLINE,
                 f"the request has {tokens} tokens to evaluate, which takes about {own:.1f} s at this machine's present "
                 f"speed, and {max(left, 0):.1f} s are left; shorten it, or raise deadline_s on the "
                 "server (of a stream: stream_deadline_s)",
-                max(1000, math.ceil((own - left) * 1000)),
+                retry_after_ms=max(1000, math.ceil((own - left) * 1000)),
             )
         if ahead + own > left:
-            raise self.refusal(
+            raise Problem(
                 Kind.BUSY,
                 f"about {ahead:.1f} s of work are ahead and this request needs {own:.1f} s more, "
                 f"but its deadline is in {left:.1f} s; try again later",
-                self._come_back(ahead + own - left, own, chat=chat, named=named),
+                retry_after_ms=self._retry_after_ms(ahead + own - left, own, chat=chat, named=named),
             )
 
     def seconds_ahead(self, *, beside_chats: bool, chat: bool, own_tokens: int | None = None) -> float:
@@ -142,15 +142,8 @@ class Admission:
         turns_s = (1 + steps // IN_A_ROW) * self._meter.chat_turn_s
         return decisions_s + max(turns_s, decisions_s * OWED_PER_SECOND)
 
-    def refusal(self, kind: Kind, message: str, retry_after_ms: int | None = None) -> Problem:
-        """A refusal, counted."""
-        self._meter.counters.rejected += 1
-        return Problem(kind, message, retry_after_ms=retry_after_ms)
-
-    def _come_back(self, free_s: float, own_s: float, *, chat: bool, named: bool) -> int:
-        """When to try again, in milliseconds: each who is refused is told a time of their own.
-
-        Told the same, all would come back at once, and all but one be refused again.
+    def _retry_after_ms(self, free_s: float, own_s: float, *, chat: bool, named: bool) -> int:
+        """Stagger retries, so that refused clients do not return together and are refused again.
 
         Args:
             free_s: Seconds until there is room for one.

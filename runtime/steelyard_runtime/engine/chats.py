@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from steelyard_runtime.engine.generations import Choice, Generation, Prefill
 from steelyard_runtime.engine.interface import Logits
 from steelyard_runtime.engine.json_output import JsonOutputError, problem_of
 from steelyard_runtime.engine.llama import Context, LlamaError, Run
@@ -15,7 +16,6 @@ from steelyard_runtime.engine.places import UNNAMED, unnamed_part
 from steelyard_runtime.engine.prefixes import PrefixStore
 from steelyard_runtime.engine.segments import TILE
 from steelyard_runtime.engine.vitals import EngineBrokenError
-from steelyard_runtime.engine.work import Choice, Generation, Prefill
 from steelyard_runtime.legible import reason_of
 
 KEPT_TOKENS = 32
@@ -28,7 +28,7 @@ CHUNK_BESIDE_CHATS_S = 1.0
 """How long another may take while other chats generate, which have a token after each; a whole tile in any case."""
 
 
-class ChatScheduler:
+class ChatBatcher:
     """Generations that have left the queue; used on the engine's thread only.
 
     A generation with several choices has its prompt evaluated once; the other choices go on from a snapshot of it. A
@@ -44,8 +44,8 @@ class ChatScheduler:
         chunk_tokens: Most tokens of a prompt in one decode.
         reuse: Keep prompts and turns between requests, for the same caller.
         unnamed_share: Share of the sequences that callers without a name may hold together.
-        settled: Told how many tokens of a caller's waiting work were done or given up.
-        failed: Told of a fault, and of the generations that it belongs to: one, or all that shared a decode. It has to
+        on_progress: Called with the number of a caller's waiting tokens that were evaluated or given up.
+        on_fault: Called with the generations that a fault belongs to: one, or all that shared a decode. It has to
             ``abandon`` them.
     """
 
@@ -58,8 +58,8 @@ class ChatScheduler:
         chunk_tokens: int,
         reuse: bool,
         unnamed_share: float,
-        settled: Callable[[int, str], None],
-        failed: Callable[[Sequence[Generation], Exception], None],
+        on_progress: Callable[[int, str], None],
+        on_fault: Callable[[Sequence[Generation], Exception], None],
     ) -> None:
         self._context = context
         self._vocabulary = context.model.vocabulary
@@ -71,8 +71,8 @@ class ChatScheduler:
         self._chunk = min(chunk_tokens, context.shape.batch_tokens - sequences)
         self.sharing = False
         self._reuse = reuse
-        self._settled = settled
-        self._failed = failed
+        self._on_progress = on_progress
+        self._on_fault = on_fault
         self._decode_s = 0.0  # how long the last decode took
         self._placed: list[Choice] = []  # every choice that has a sequence
         self._starting: deque[Generation] = deque()
@@ -136,24 +136,24 @@ class ChatScheduler:
         rows = self._decode(runs, owners, between=between if prefill else None)
         for choice, row in zip(choices, rows, strict=False):
             if row is not None and not choice.generation.over:  # another choice of it may have ended it a moment ago
-                with self._alone(choice.generation):
+                with self._blaming(choice.generation):
                     choice.advanced()
                     self._advance(choice, row)
         if prefill and rows:
-            with self._alone(prefill.generation):
+            with self._blaming(prefill.generation):
                 prefill.chunks.took(len(runs[-1].tokens), self._decode_s)
                 if not prefill.generation.over:  # nor its prompt, then
                     self._chunk_done(prefill, runs[-1], rows[-1])
 
     @contextmanager
-    def _alone(self, generation: Generation) -> Iterator[None]:
-        """A part of the work that only one generation can be blamed for."""
+    def _blaming(self, generation: Generation) -> Iterator[None]:
+        """Run a part of the work that only one generation can be blamed for."""
         try:
             yield
         except EngineBrokenError:
             raise
         except Exception as error:
-            self._failed([generation], error)
+            self._on_fault([generation], error)
 
     def _decode(
         self, runs: Sequence[Run], owners: Sequence[Generation], *, between: Callable[[], None] | None
@@ -170,7 +170,7 @@ class ChatScheduler:
         except Exception as error:
             blamed = list({id(owner): owner for owner in owners}.values())
             if len(runs) == 1 or not (isinstance(error, LlamaError) and error.unchanged):
-                self._failed(blamed, error)
+                self._on_fault(blamed, error)
                 return []
         # Refused whole, for the sake of one of them: each by itself shows which.
         rows: list[Logits | None] = []
@@ -180,7 +180,7 @@ class ChatScheduler:
 
     def abandon(self, generation: Generation) -> None:
         """Free everything that a generation holds here."""
-        self._settled(generation.pending, generation.job.caller)
+        self._on_progress(generation.pending, generation.job.caller)
         generation.pending = 0
         if generation in self._starting:
             self._starting.remove(generation)
@@ -225,11 +225,11 @@ class ChatScheduler:
         generation = prefill.generation
         prefill.position += len(run.tokens)
         generation.evaluated += len(run.tokens)
-        self._settle(generation, len(run.tokens))
+        self._progress(generation, len(run.tokens))
         if logits is None:
             return
         self._prefills.remove(prefill)
-        self._meter.prefilled(prefill.chunks.tokens, prefill.chunks.seconds)
+        self._meter.chat_prompt_took(prefill.chunks.tokens, prefill.chunks.seconds)
         generation.prefilled = time.monotonic()
         self._keep(generation, generation.job.prompt, run.sequence)
         if generation.unstarted and self.sharing:
@@ -237,10 +237,10 @@ class ChatScheduler:
             generation.first_logits = logits
         self._advance(prefill.choice, logits)
 
-    def _settle(self, generation: Generation, tokens: int) -> None:
-        settled = min(tokens, generation.pending)
-        generation.pending -= settled
-        self._settled(settled, generation.job.caller)
+    def _progress(self, generation: Generation, tokens: int) -> None:
+        done = min(tokens, generation.pending)
+        generation.pending -= done
+        self._on_progress(done, generation.job.caller)
 
     def _start_choices(self) -> None:
         """Give free sequences to choices that wait: first come first served, among callers with a name and without."""
@@ -248,7 +248,7 @@ class ChatScheduler:
             # It leaves when its last choice starts, or when it fails.
             started = True
             while started and generation in self._starting and self._may_start(generation.job.caller):
-                with self._alone(generation):
+                with self._blaming(generation):
                     started = self._start_choice(generation)
 
     def _start_choice(self, generation: Generation) -> bool:
@@ -265,7 +265,7 @@ class ChatScheduler:
             self._starting.remove(generation)
         base, logits = generation.base, generation.first_logits
         if base is None or logits is None:
-            self._prefills.append(Prefill(choice, self._begin(choice) if first else 0))
+            self._prefills.append(Prefill(choice, self._restore_longest_prefix(choice) if first else 0))
             return True
         self._context.restore(base, choice.sequence)
         if not generation.unstarted:
@@ -273,8 +273,8 @@ class ChatScheduler:
         self._advance(choice, logits)
         return True
 
-    def _begin(self, choice: Choice) -> int:
-        """Go on from what was kept of the chat's earlier turns; the tokens of it. One is left to be evaluated."""
+    def _restore_longest_prefix(self, choice: Choice) -> int:
+        """Restore what was kept of the chat's earlier turns; how many tokens that is. One is left to be evaluated."""
         if not (self._reuse and self.sharing):
             return 0
         generation = choice.generation
@@ -285,7 +285,7 @@ class ChatScheduler:
         self._context.restore(snapshot, choice.sequence)
         generation.reused = tokens
         self._meter.counters.reused_tokens += tokens
-        self._settle(generation, tokens)
+        self._progress(generation, tokens)
         return tokens
 
     def _keep(self, generation: Generation, tokens: Sequence[int], sequence: int) -> None:

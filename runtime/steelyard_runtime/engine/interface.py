@@ -373,7 +373,7 @@ class Health:
 
 @dataclass(slots=True, kw_only=True)
 class Counters:
-    """Totals since start. Plain integers written by the engine thread alone."""
+    """Totals since start, and what is held now. What ``Engine.counters`` gives is a copy."""
 
     decoded_tokens: int = 0
     reused_tokens: int = 0

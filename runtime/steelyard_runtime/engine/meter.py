@@ -29,7 +29,7 @@ class Meter:
     """Written by the engine's thread; read by any.
 
     Attributes:
-        counters: Totals since start.
+        counters: Totals since the self-test. Those of arrivals and of what is held now are 0 here.
         rate: Tokens per second of what is not a chat, smoothed over decodes of at least 16 tokens; 0 before the first.
         chat_rate: Tokens per second of whole prompts of chats, smoothed; 0 before the first.
         decision_s: Seconds that one decision takes in the engine, smoothed; 0 before the first.
@@ -47,6 +47,10 @@ class Meter:
         self.chat_turn_s = 0.0
         self.start_seconds: dict[str, float] = {}
         self._started: float | None = None
+
+    def reset_counters(self) -> None:
+        """Start the totals anew, without what the self-test counted."""
+        self.counters = Counters()
 
     @contextmanager
     def decoding(self, tokens: int, *, chat: bool = False) -> Iterator[Decode]:
@@ -74,17 +78,17 @@ class Meter:
         finally:
             self._started = time.monotonic() - ran
 
-    def served(self, seconds: float) -> None:
+    def decision_took(self, seconds: float) -> None:
         """Account for one decision that took ``seconds`` in the engine."""
         self.decision_s = smoothed(self.decision_s, seconds)
         self.decided_at = time.monotonic()
 
-    def prefilled(self, tokens: int, seconds: float) -> None:
+    def chat_prompt_took(self, tokens: int, seconds: float) -> None:
         """Account for one chat's prompt, of which ``tokens`` had to be evaluated and took ``seconds``."""
         if tokens >= MINIMUM_TOKENS and seconds > 0:
             self.chat_rate = smoothed(self.chat_rate, tokens / seconds)
 
-    def chatted(self, seconds: float) -> None:
+    def chat_decode_took(self, seconds: float) -> None:
         """Account for a decode of the chats that nothing could stop."""
         self.chat_turn_s = smoothed(self.chat_turn_s, seconds)
 

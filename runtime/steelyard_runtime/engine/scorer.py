@@ -277,7 +277,7 @@ class Scorer:
         self._meter.counters.reused_tokens += ready.start
         self._meter.counters.decisions += 1
         taken = monotonic() - ready.began
-        self._meter.served(taken)
+        self._meter.decision_took(taken)
         score = Score(logits=logits, tokens=counts, queue_ms=ready.queue_ms, engine_ms=taken * 1000, hidden=hidden)
         ready.run.scores.append(score)
 

@@ -9,7 +9,11 @@ from dataclasses import replace
 
 from steelyard_runtime.engine import abi, cores, llama, memory, model_files, trial
 from steelyard_runtime.engine.core import LlamaEngine
+from steelyard_runtime.engine.executor import Contexts, Execution
 from steelyard_runtime.engine.interface import EngineIdentity, Memory, ModelInfo, Probe
+from steelyard_runtime.engine.meter import Meter
+from steelyard_runtime.engine.scheduler import Scheduler
+from steelyard_runtime.engine.turns import Turns
 from steelyard_runtime.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -24,20 +28,24 @@ class EngineStartError(RuntimeError):
     """The engine cannot start; the message says what to change."""
 
 
-def start_engine(settings: Settings) -> LlamaEngine:
+def start_engine(settings: Settings, *, turns: Turns | None = None) -> LlamaEngine:
     """Load the model that ``settings.model`` names (a path) and start its engine; returns when the self-test passed.
+
+    Args:
+        settings: The settings.
+        turns: Decides between decisions and chats; by default by time.
 
     Raises:
         EngineStartError: A libllama that the binding was not made for, no such file, a broken one, too little memory,
             no GPU, or a self-test that failed.
     """
     try:
-        return _start(settings)
+        return _start(settings, turns)
     except (abi.AbiError, model_files.ModelFileError, llama.LlamaError, trial.TrialError) as error:
         raise EngineStartError(str(error)) from error
 
 
-def _start(settings: Settings) -> LlamaEngine:
+def _start(settings: Settings, turns: Turns | None) -> LlamaEngine:
     watch = Stopwatch()
     abi.prove()
     watch.lap("library")
@@ -87,18 +95,20 @@ def _start(settings: Settings) -> LlamaEngine:
         sequences=shape.sequences + chat_shape.sequences,
         batch_tokens=shape.batch_tokens,
     )
+    meter = Meter()
     engine = LlamaEngine(
-        context,
-        chat_context,
+        Contexts(decisions=context, chats=chat_context, embeddings=embedder),
         identity,
-        embedder=embedder,
+        meter=meter,
+        scheduler=Scheduler(meter, queue_limit=settings.queue_limit, unnamed_share=settings.unnamed_share, turns=turns),
+        settings=Execution(
+            chat_chunk_tokens=settings.chat_chunk_tokens,
+            reuse_prefixes=settings.reuse_prefixes,
+            reuse_states=settings.reuse_states,
+            prefix_cache_bytes=settings.prefix_cache_mib << 20,
+            unnamed_share=settings.unnamed_share,
+        ),
         probing=settings.probe,
-        chat_chunk_tokens=settings.chat_chunk_tokens,
-        reuse_prefixes=settings.reuse_prefixes,
-        reuse_states=settings.reuse_states,
-        prefix_cache_bytes=settings.prefix_cache_mib << 20,
-        queue_limit=settings.queue_limit,
-        unnamed_share=settings.unnamed_share,
         decode_timeout_s=settings.decode_timeout_s,
     )
     engine.start()

@@ -16,12 +16,12 @@ class Turns:
         self._owed_s = float("-inf")
 
     @property
-    def decisions_may(self) -> bool:
-        """Whether a decision that waits goes first."""
+    def decision_goes_first(self) -> bool:
+        """Whether a waiting decision runs before the chats."""
         return self._owed_s <= 0
 
-    def decided(self, seconds: float, *, usual_s: float) -> None:
-        """Account for a decision.
+    def charge_decision(self, seconds: float, *, usual_s: float) -> None:
+        """Charge a decision the time that it had the engine.
 
         Args:
             seconds: How long it had the engine.
@@ -32,10 +32,10 @@ class Turns:
         most_s = (IN_A_ROW - 0.5) * (usual_s or seconds) * OWED_PER_SECOND
         self._owed_s = min(max(self._owed_s, -most_s) + seconds * OWED_PER_SECOND, most_s)
 
-    def chatted(self, seconds: float) -> None:
-        """Account for time that the chats had the engine."""
+    def charge_chats(self, seconds: float) -> None:
+        """Charge the chats the time that they had the engine."""
         self._owed_s -= seconds
 
-    def nobody_chats(self) -> None:
-        """Nothing is owed."""
+    def reset(self) -> None:
+        """Forget what is owed: no chat is running."""
         self._owed_s = float("-inf")

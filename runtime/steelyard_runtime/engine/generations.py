@@ -1,4 +1,4 @@
-"""What waits for the engine and what it is working on."""
+"""Chats that wait or run: a generation, its prompt on the way into a sequence, its choices."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -27,64 +25,6 @@ from steelyard_runtime.engine.interface import (
 )
 from steelyard_runtime.engine.llama import SEEDS, Sampler, Snapshot, Vocabulary
 from steelyard_runtime.engine.text import Logprob, TextAssembler
-
-Job = TypeVar("Job")
-Result = TypeVar("Result")
-
-
-class CallerLeftError(Exception):
-    """The caller of the running work has left."""
-
-
-@dataclass(slots=True, eq=False)
-class Waiter(Generic[Result]):
-    """Someone who waits for a result. The future stays cancellable until its result is set."""
-
-    deadline: float
-    future: Future[Result] = field(default_factory=Future)
-    submitted: float = field(default_factory=time.monotonic)
-
-    def resolve(self, result: Result) -> bool:
-        """Hand out the result, unless the caller has left or was answered; whether it was handed out."""
-        if taken := self._takes():
-            self.future.set_result(result)
-        return taken
-
-    def fail(self, problem: Exception) -> None:
-        """Hand out a problem, unless the caller has left or was answered."""
-        if self._takes():
-            self.future.set_exception(problem)
-
-    def _takes(self) -> bool:
-        return not self.future.done() and self.future.set_running_or_notify_cancel()
-
-
-@dataclass(slots=True, eq=False)
-class Ticket(Generic[Job, Result]):
-    """Queued or running work, and everyone who waits for its result: more than one after an exact duplicate.
-
-    Attributes:
-        job: The work.
-        caller: Whose line it waits in.
-        tokens: Tokens that are still expected to be evaluated for it.
-        steps: Questions or texts that are left; the chats have a turn after some of them.
-        waiters: Who waits; the first one asked first.
-        started: When the engine began, ``time.monotonic()``; 0 before.
-        submitted: When it was asked for first; whoever asked then may have left.
-    """
-
-    job: Job
-    caller: str
-    tokens: int
-    steps: int
-    waiters: list[Waiter[Result]]
-    started: float = 0.0
-    submitted: float = field(default_factory=time.monotonic)
-
-    def fail(self, problem: Exception) -> None:
-        """Hand out a problem to everyone."""
-        for waiter in self.waiters:
-            waiter.fail(problem)
 
 
 @dataclass(slots=True, eq=False)
