@@ -1,1 +1,1 @@
-"""Programs that run inside the builds. With the rooms they import, they are the source of the builds."""
+"""Programs that run inside the builds; with what they import, they are the builds' source."""

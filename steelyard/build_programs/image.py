@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.aws.session import Aws, error_code, told
+from steelyard.build_programs.program import build_region, exit_code_of, export, say
 from steelyard.build_programs.sbom import Package, image_sbom
 from steelyard.models import catalogue, storage
 from steelyard.models.pull import pull
@@ -512,12 +512,6 @@ def output(*words: str) -> str:
     return done.stdout
 
 
-def say(text: str) -> None:
-    """One line of progress."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
 def from_environment(variables: Mapping[str, str]) -> tuple[Recipe, Target]:
     """What the project's variables say.
 
@@ -529,7 +523,7 @@ def from_environment(variables: Mapping[str, str]) -> tuple[Recipe, Target]:
         *("LLAMA_CPP_BUILD", "REPOSITORY", "REPOSITORY_URI", "SOURCE_REVISION"),
     )
     missing = [name for name in names if not variables.get(name)]
-    region = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION")
+    region = build_region(variables)
     if missing or not region:
         wanted = [*missing, *([] if region else ["AWS_REGION"])]
         raise CommandError(f"variables of the build are missing: {', '.join(wanted)}", code=ExitCode.USAGE)
@@ -571,31 +565,24 @@ def main(arguments: Sequence[str]) -> int:
     building.add_argument("--sbom", type=Path, help="file for the SBOM")
     building.add_argument("--no-self-test", action="store_true", help="do not start it")
     given = parser.parse_args(arguments)
-    try:
-        if given.command == "publish":
-            recipe, target = from_environment(os.environ)
-            exported = publish(
-                recipe,
-                target,
-                aws=Aws(target.region),
-                allow_critical=given.allow_critical,
-                scan_timeout_s=given.scan_timeout,
-            )
-            lines = [f"{name}={shlex.quote(value)}\n" for name, value in exported.items()]
-            storage.write_atomically(given.export, "".join(lines))
-        else:
-            recipe = Recipe(
-                dockerfile=given.dockerfile, base=given.base, llama_cpp=given.llama_cpp, revision=given.revision
-            )
-            build_here(recipe, given.tag, sbom=given.sbom, test=not given.no_self_test)
-    except CommandError as error:
-        sys.stderr.write(f"{error.message}\n")
-        if error.hint:
-            sys.stderr.write(f"{error.hint}\n")
-        return int(error.code)
-    except KeyboardInterrupt:
-        return int(ExitCode.INTERRUPTED)
-    return 0
+    return exit_code_of(lambda: _publish(given) if given.command == "publish" else _build(given))
+
+
+def _publish(given: argparse.Namespace) -> None:
+    recipe, target = from_environment(os.environ)
+    exported = publish(
+        recipe,
+        target,
+        aws=Aws(target.region),
+        allow_critical=given.allow_critical,
+        scan_timeout_s=given.scan_timeout,
+    )
+    export(given.export, exported)
+
+
+def _build(given: argparse.Namespace) -> None:
+    recipe = Recipe(dockerfile=given.dockerfile, base=given.base, llama_cpp=given.llama_cpp, revision=given.revision)
+    build_here(recipe, given.tag, sbom=given.sbom, test=not given.no_self_test)
 
 
 def build_here(recipe: Recipe, tag: str, *, sbom: Path | None, test: bool) -> None:

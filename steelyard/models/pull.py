@@ -47,6 +47,30 @@ class Progress(Protocol):
         ...
 
 
+class Tenths:
+    """Reports progress as a line for each tenth, for logs.
+
+    Args:
+        name: The model.
+        say: Receives each line.
+    """
+
+    def __init__(self, name: str, say: Callable[[str], None]) -> None:
+        self._name = name
+        self._say = say
+        self._told: dict[str, int] = {}
+
+    def step(self, what: str, done: int, total: int | None) -> None:
+        """Report the tenth of ``what`` that has been reached, once."""
+        if total and (tenth := 10 * done // total) > self._told.get(what, 0):
+            self._told[what] = tenth
+            self._say(f"{what} {self._name}: {10 * tenth} %")
+
+    def waiting(self) -> None:
+        """Report that another process is at it."""
+        self._say(f"another process is fetching {self._name}; waiting for it")
+
+
 class Silent:
     """Tells nobody."""
 

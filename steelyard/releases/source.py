@@ -11,13 +11,23 @@ from steelyard_base.exit_codes import CommandError, ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 
+ROOMS = ("__init__.py", "aws", "build_programs", "data", "models")
+"""Of ``steelyard/``: what the programs of the builds import, and no command of the command line."""
+
 INPUTS = (
     *("pyproject.toml", "requirements.txt", "README.md", "LICENSE", "NOTICE"),
-    *("base", "constructs", "examples", "images", "models", "runtime", "steelyard"),
+    *("base", "examples", "images", "models", "runtime"),
+    *(f"steelyard/{room}" for room in ROOMS),
 )
 """What the builds need of this repository. Everything else would make a new source, and so new builds, for nothing."""
 
-ASSET_EXCLUDE = ("/*", *(f"!/{name}" for name in INPUTS), "__pycache__", "*.egg-info")
+ASSET_EXCLUDE = (
+    "/*",
+    *(f"!/{name}" for name in (*INPUTS, "steelyard") if name.count("/") == 0),
+    "/steelyard/*",
+    *(f"!/steelyard/{room}" for room in ROOMS),
+    *("__pycache__", "*.egg-info"),
+)
 """What the CDK leaves out of the archive that builds start from, in git's words."""
 
 

@@ -21,6 +21,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from steelyard.models.pull import Tenths
 from steelyard_base.exit_codes import CommandError
 
 out = Console()
@@ -91,22 +92,19 @@ class PullBar:
         self._progress = progress
         self._name = name
         self._tasks: dict[str, TaskID] = {}
-        self._told: dict[str, int] = {}
+        self._lines = Tenths(name, note)
 
     def step(self, what: str, done: int, total: int | None) -> None:
         """Move the bar of ``what``."""
         if what not in self._tasks:
             self._tasks[what] = self._progress.add_task(f"{what} {escape(self._name)}", total=total)
         self._progress.update(self._tasks[what], completed=done, total=total)
-        if not err.is_terminal and total:
-            tenth = 10 * done // total
-            if tenth > self._told.get(what, 0):
-                self._told[what] = tenth
-                note(f"{what} {self._name}: {10 * tenth} %")
+        if not err.is_terminal:
+            self._lines.step(what, done, total)
 
     def waiting(self) -> None:
         """Say that another process is at it."""
-        note(f"another process is fetching {self._name}; waiting for it")
+        self._lines.waiting()
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from botocore.exceptions import ClientError
 
 from model_sources import as_toml, hub_entry, tiny_model
 from steelyard import cli
+from steelyard.build_programs import model as build_program
 from steelyard.models import publisher, storage
 from steelyard.models.manifest import model_manifest, read_manifest
 from steelyard.models.publisher import Published, publish
@@ -256,6 +257,24 @@ def test_the_command_prints_what_a_shell_reads(cloud, bucket, monkeypatch, capsy
     assert cli.run(["model", "push", "tiny", "--bucket", bucket]) == 0
     lines = dict(line.split("=", 1) for line in capsys.readouterr().out.splitlines())
     assert lines["MODEL_KEY"] == f"models/tiny/{lines['MODEL_MANIFEST_SHA256']}/"
+
+
+def test_the_program_of_the_build_exports_what_the_command_prints(cloud, bucket, monkeypatch, capsys, tmp_path):
+    """And it says on the way how far it is, which a build's log shows."""
+    exported = tmp_path / "model.env"
+    words = ["tiny", "--bucket", bucket, "--export", str(exported)]
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    assert build_program.main(words) == ExitCode.USAGE
+    assert "AWS_REGION" in capsys.readouterr().err
+    for name, value in cloud.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert build_program.main(words) == ExitCode.OK
+    log = capsys.readouterr().out
+    assert "100 %" in log
+    assert cli.run(["model", "push", "tiny", "--bucket", bucket]) == ExitCode.OK
+    assert exported.read_text() == capsys.readouterr().out
 
 
 def test_the_command_says_why_it_fails(cloud, bucket, monkeypatch, capsys, pulled):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,46 @@ def test_a_build_here_gets_what_git_knows_as_it_lies_there(
     assert input_files(clone) == ["images/cpu.Dockerfile", "runtime/server.py"]
     assert sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()) == input_files(clone)
     assert (target / "runtime" / "server.py").read_text() == "changed"
+
+
+@pytest.mark.parametrize(
+    ("path", "counts"),
+    [
+        ("steelyard/build_programs/image.py", True),
+        ("steelyard/models/pull.py", True),
+        ("base/steelyard_base/strict.py", True),
+        ("steelyard/commands/up.py", False),
+        ("steelyard/terminal/console.py", False),
+        ("constructs/steelyard_constructs/endpoint.py", False),
+    ],
+)
+def test_a_change_of_the_command_line_is_no_new_source(clone: Path, path: str, counts: bool) -> None:
+    """Otherwise a typo in a command would rename, rebuild and scan again every image."""
+    write(clone, path, "before")
+    commit(clone, "before")
+    before = read_checkout(clone)
+    write(clone, path, "after")
+    commit(clone, "after")
+    after = read_checkout(clone)
+    assert (after.asset != before.asset, after.source != before.source) == (counts, counts)
+    assert (path in input_files(clone)) is counts
+
+
+def test_the_programs_of_the_builds_run_from_their_source_alone(tmp_path: Path) -> None:
+    """The archive that a build starts from has all that they import, and they import no command."""
+    stage(source.ROOT, tmp_path)
+    script = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from steelyard.build_programs import image, model\n"
+        "from steelyard.models.catalogue import catalogue\n"
+        "assert catalogue() and image.__file__.startswith(sys.argv[1])\n"
+        "print(*sorted({name.split('.')[0] for name in sys.modules if name.startswith('steelyard')}))"
+    )
+    folders = [str(tmp_path / name) for name in (".", "base", "runtime")]
+    command = [sys.executable, "-I", "-c", script, *folders]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["steelyard", "steelyard_base", "steelyard_runtime"]
 
 
 def test_a_checkout_is_its_commit_and_what_lies_there(clone: Path) -> None:
