@@ -25,10 +25,17 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One question with its declared options, in the caller's order (2 to 255)."""
+    """One question with its declared options, in the caller's order (2 to 255).
+
+    Attributes:
+        instructions: The question's text.
+        options: The declared answers.
+        readout: Name of the strategy that reads it; None leaves it to the server.
+    """
 
     instructions: str
     options: tuple[Option, ...]
+    readout: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +86,7 @@ class Answer:
         slot_mass: Share of the full vocabulary's probability that lies on the slots, 0 to 1.
         entropy: Of ``probabilities``, in nats.
         prompt_sha256: Hash of the exact token ids that were scored.
-        prompt_version: Name of the prompt layout.
+        prompt_version: Version of the prompt's words.
         readout: Name of the readout strategy.
         cached: The answer was given before, to exactly this prompt, and was kept; nothing was evaluated.
         probability_status: ``"uncalibrated"`` until a calibration is bound to this decision.

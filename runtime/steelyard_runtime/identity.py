@@ -12,7 +12,8 @@ from typing import Any
 
 from steelyard_runtime import __version__
 from steelyard_runtime.engine.interface import EngineIdentity
-from steelyard_runtime.scoring import prompt, readout
+from steelyard_runtime.prompt_identity import PromptIdentity, prompt_identities
+from steelyard_runtime.scoring.strategies import STRATEGIES, Strategies
 from steelyard_runtime.templates.answer_position import PLAIN, AnswerPosition
 
 CATALOGUE_SUFFIX = ".gguf"
@@ -29,6 +30,7 @@ class Identity:
         template_note: Why it is this one, where that is not obvious; or "".
         answer_position: Where the template's prompts end, and what is added there.
         refusal: Why no decision can be read, or "".
+        prompts: The words of decisions' prompts, by readout and layout; those of the first readout come first.
         slots: Options that one question may have on this model.
         created: Unix time of the model file.
     """
@@ -38,6 +40,7 @@ class Identity:
     template: tuple[str, str]
     slots: int
     created: int
+    prompts: tuple[PromptIdentity, ...]
     template_note: str = ""
     answer_position: AnswerPosition = PLAIN
     refusal: str = ""
@@ -80,7 +83,8 @@ class Identity:
             },
             "prompt": {
                 "versions": self._versions(),
-                "readout": readout.NAME,
+                "readout": self.prompts[0].strategy,
+                "readouts": self._readouts(),
                 "template": self.template[0],
                 "template_sha256": self.template[1],
                 "template_note": self.template_note,
@@ -113,7 +117,19 @@ class Identity:
         }
 
     def _versions(self) -> dict[str, str]:
-        return {layout: version + self.answer_position.version for layout, version in prompt.VERSIONS.items()}
+        """Of the first readout, by layout."""
+        return {each.layout: self._version(each) for each in self.prompts if each.strategy == self.prompts[0].strategy}
+
+    def _readouts(self) -> dict[str, dict[str, dict[str, str]]]:
+        """Version and hash of every readout's words, by its name and the layout."""
+        found: dict[str, dict[str, dict[str, str]]] = {}
+        for each in self.prompts:
+            words = {"version": self._version(each), "sha256": each.sha256}
+            found.setdefault(each.strategy, {})[each.layout] = words
+        return found
+
+    def _version(self, words: PromptIdentity) -> str:
+        return words.version + self.answer_position.version
 
 
 @functools.cache
@@ -134,6 +150,7 @@ def identify(
     model_id: str | None,
     template: tuple[str, str],
     slots: int,
+    strategies: Strategies = STRATEGIES,
     template_note: str = "",
     answer_position: AnswerPosition = PLAIN,
     refusal: str = "",
@@ -148,6 +165,7 @@ def identify(
         template=template,
         slots=slots,
         created=created,
+        prompts=prompt_identities(strategies),
         template_note=template_note,
         answer_position=answer_position,
         refusal=refusal,

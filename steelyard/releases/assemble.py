@@ -31,10 +31,9 @@ from steelyard.releases.manifest import (
 )
 from steelyard.releases.plan import Plan, fits, image_project, model_project
 from steelyard.releases.source import Checkout
-from steelyard.releases.tags import tag_images
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.hardware import Hardware
-from steelyard_runtime.scoring import prompt
+from steelyard_runtime.prompt_identity import prompt_identities
 
 MODEL_VARIABLES = ("MODEL_KEY", "MODEL_MANIFEST_SHA256")
 IMAGE_VARIABLES = (
@@ -112,10 +111,9 @@ def build_release(
     if gone := {each.label for each in finished.values() if not each.fresh} & _gone(aws, order, wanted, finished):
         say(f"what was built before is gone: {', '.join(sorted(gone))}")
         finished |= run([each for each in wanted if each.label in gone], again=frozenset(gone))
+    say("comparing with what is in S3 and ECR")
     data = sealed(_content(aws, order, wanted, finished, published))
     release = parse_release(data, source="that was built")
-    tag_images(aws, order.environment, release, tell=say)
-    say("comparing with what is in S3 and ECR")
     faulty = [
         each for each in findings(aws, order.environment, release, bucket=order.bucket) if each.state is not State.OK
     ]
@@ -259,9 +257,11 @@ def _content(
 
 
 def prompt_versions() -> list[dict[str, str]]:
-    """The words around a decision: the version that their module states for each layout, and the module's hash."""
-    sha256 = hashlib.sha256(Path(prompt.__file__).read_bytes()).hexdigest()
-    return [{"name": name, "version": version, "sha256": sha256} for name, version in prompt.VERSIONS.items()]
+    """The words around a decision: by readout and layout their version, and the hash that servers report of them."""
+    return [
+        {"name": f"{each.strategy} {each.layout}", "version": each.version, "sha256": each.sha256}
+        for each in prompt_identities()
+    ]
 
 
 def _image(

@@ -246,7 +246,10 @@ class Release(Strict):
         Mapping[Kind, Mapping[Named[Hardware], ReleasedImage]],
         Field(description="By kind of endpoint and hardware: our images for decisions, AWS's container for chat."),
     ]
-    prompts: Annotated[Listed[Part], Field(description="The words that the server puts around a decision.")] = ()
+    prompts: Annotated[
+        Listed[Part],
+        Field(description="The words that the server puts around a decision; the hash is of prompts with them."),
+    ] = ()
     decision_contracts: Annotated[Listed[Part], Field(description="Decision contracts; none exist yet.")] = ()
     calibrations: Annotated[Listed[Part], Field(description="Calibrations; none exist yet.")] = ()
     evaluation_reports: Annotated[Listed[Part], Field(description="Evaluation reports; none exist yet.")] = ()

@@ -62,8 +62,9 @@ def test_two_numbers_of_options_are_two_answers(answer: Answer) -> None:
     """An option's text may look like another option, so that two different questions have one prompt."""
     cache = AnswerCache(5)
     cache.put("hash", answer, caller="")
-    assert cache.get("hash", options=2, caller="") == answer
-    assert cache.get("hash", options=3, caller="") is None
+    assert cache.get("hash", readout=answer.readout, options=2, caller="") == answer
+    assert cache.get("hash", readout=answer.readout, options=3, caller="") is None
+    assert cache.get("hash", readout="another", options=2, caller="") is None
 
 
 @pytest.fixture

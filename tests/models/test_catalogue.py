@@ -12,7 +12,7 @@ from model_sources import as_toml, role_of
 from steelyard.models import catalogue as module
 from steelyard.models.catalogue import CatalogueEntry, HuggingFace, PythonPackages, catalogue, find, read_entry
 from steelyard_base.exit_codes import CommandError, ExitCode
-from steelyard_runtime.scoring import readout
+from steelyard_runtime.scoring.strategies import STRATEGIES
 from steelyard_runtime.settings import Settings
 
 
@@ -39,13 +39,13 @@ def test_the_model_for_real_use_is_pinned_to_a_revision():
 def test_every_model_is_pinned_in_full(entry):
     """A revision of 40 digits or hashes of the wheels, and sizes: what was not established is not in the catalogue."""
     assert all(file.size for file in entry.files)
-    assert entry.readout == readout.NAME
+    assert entry.readout in STRATEGIES
     assert entry.claims.architecture
     assert entry.claims.quantization == "Q4_K_M"
 
 
 def test_the_readouts_that_can_be_recommended_are_those_of_the_server():
-    assert get_args(module.Readout) == (readout.NAME,)
+    assert get_args(module.Readout) == tuple(STRATEGIES)
 
 
 def described(*names, **changes):

@@ -1,4 +1,4 @@
-"""The engine's interface: all that the rest of the runtime knows of it. No llama.cpp here."""
+"""What the rest of the runtime may know of an engine. No llama.cpp here."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class ScoreJob:
     Attributes:
         prompts: Each is scored alone; what they share is evaluated once.
         deadline: ``time.monotonic()`` value after which the answer is worthless.
-        caller: The caller's name, for fairness and for the privacy of what is kept; "" is every caller without one.
+        caller: Whoever asks, for fairness and for the privacy of what is kept; "" is everyone without a name.
     """
 
     prompts: tuple[ScorePrompt, ...]
@@ -247,22 +247,22 @@ class Score:
 
 
 class ConstrainedText(Protocol):
-    """A generation in progress under a constraint. Its methods raise ``JsonOutputError`` when it cannot continue."""
+    """A text on its way that is held to something. Its methods raise ``JsonOutputError`` when it cannot go on."""
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """Return which tokens may follow, shape ``(vocabulary,)``; at least one may."""
+        """Which tokens may follow, shape ``(vocabulary,)``; at least one may."""
         ...
 
     def add(self, token: int) -> None:
-        """Append ``token``."""
+        """Go on behind ``token``."""
         ...
 
 
 class Grammar(Protocol):
-    """A constraint on one generation's text."""
+    """What one generation is held to."""
 
     def begin(self) -> ConstrainedText:
-        """Start an empty text: one for each choice."""
+        """The beginning of a text: one for each choice."""
         ...
 
 
@@ -475,14 +475,14 @@ class Engine(Protocol):
         ...
 
     def grammar(self, schema: dict[str, Any] | None) -> Grammar:
-        """Compile a constraint to a JSON schema, or to any JSON object when None.
+        """What holds one generation to a JSON schema, or to any JSON object when None.
 
         Raises ``Problem`` for a schema that is wrong or cannot be kept whole.
         """
         ...
 
     def start_draining(self) -> None:
-        """Refuse new work; finish what was accepted."""
+        """Refuse new work; go on with what was accepted."""
         ...
 
     def close(self, *, timeout_s: float) -> None:

@@ -12,6 +12,7 @@ from steelyard_runtime.engine.interface import Engine, Health
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.connections import Connections
 from steelyard_runtime.identity import Identity, identify
+from steelyard_runtime.scoring.strategies import STRATEGIES, Strategies
 from steelyard_runtime.services.chat import ChatService
 from steelyard_runtime.services.decisions import DecisionService
 from steelyard_runtime.services.embeddings import EmbeddingService
@@ -79,8 +80,13 @@ class Runtime:
         return self.services.engine.health()
 
 
-def build_services(settings: Settings, engine: Engine) -> Services:
+def build_services(settings: Settings, engine: Engine, *, strategies: Strategies = STRATEGIES) -> Services:
     """The services over a running engine.
+
+    Args:
+        settings: The settings of this process.
+        engine: The engine.
+        strategies: How decisions may be read, by name; the first one reads what names none.
 
     Raises:
         ValueError: The model cannot serve decisions at all.
@@ -94,14 +100,15 @@ def build_services(settings: Settings, engine: Engine) -> Services:
         bos_text=model.bos_text,
         eos_text=model.eos_text,
     )
-    decisions = DecisionService(engine, settings, template)
+    decisions = DecisionService(engine, settings, template, strategies=strategies)
     for warning in filter(None, (note, decisions.refusal)):
         log.warning("%s", warning)
     identity = identify(
         engine.identity,
         model_id=settings.model_id,
         template=(template.name, template.sha256),
-        slots=len(decisions.slots),
+        slots=decisions.most_options,
+        strategies=strategies,
         template_note=note,
         answer_position=template.answer_position,
         refusal=decisions.refusal,

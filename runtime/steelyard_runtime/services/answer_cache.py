@@ -8,7 +8,7 @@ from steelyard_runtime.decision import Answer
 
 
 class AnswerCache:
-    """The answers used last, by the hash of their prompts and by caller. For the event loop's thread only.
+    """The answers used last, by caller, prompts and readout. For the event loop's thread only.
 
     Identity is not part of the key: a process has one model, one build, one set of settings, and its cache ends with
     it. The number of options is: callers' texts could make two numbers of options look the same.
@@ -19,11 +19,11 @@ class AnswerCache:
 
     def __init__(self, entries: int) -> None:
         self._entries = entries
-        self._kept: OrderedDict[tuple[str, str, int], Answer] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str, str, int], Answer] = OrderedDict()
 
-    def get(self, prompt_sha256: str, *, options: int, caller: str) -> Answer | None:
+    def get(self, prompt_sha256: str, *, readout: str, options: int, caller: str) -> Answer | None:
         """The answer to this prompt; marks it as used."""
-        key = caller, prompt_sha256, options
+        key = caller, prompt_sha256, readout, options
         if (answer := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
         return answer
@@ -32,7 +32,7 @@ class AnswerCache:
         """Keep an answer; the one that was used longest ago leaves when there are too many."""
         if not self._entries:
             return
-        key = caller, prompt_sha256, len(answer.probabilities)
+        key = caller, prompt_sha256, answer.readout, len(answer.probabilities)
         self._kept[key] = answer
         self._kept.move_to_end(key)
         while len(self._kept) > self._entries:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from steelyard_runtime.chat_template import ChatTemplate
 from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Question, Timing, TokenCounts
-from steelyard_runtime.engine.interface import Engine, Score, ScoreJob, ScorePrompt, Segment, Tokenizing
+from steelyard_runtime.engine.interface import (
+    HIDDEN_TAIL_TOKENS,
+    Engine,
+    Piece,
+    Score,
+    ScoreJob,
+    ScorePrompt,
+    Segment,
+    Tokenizing,
+)
 from steelyard_runtime.errors import Kind, Problem, over_budget
-from steelyard_runtime.scoring import prompt, readout
-from steelyard_runtime.scoring.slots import Slots, derive
+from steelyard_runtime.scoring.prompt import NoFrameError
+from steelyard_runtime.scoring.strategies import STRATEGIES, Strategies, choose
+from steelyard_runtime.scoring.strategy import Position, Prompt, Reader, Strategy
 from steelyard_runtime.services.answer_cache import AnswerCache
 from steelyard_runtime.services.preparation import Preparing
 from steelyard_runtime.services.prompts import check_length, longest_text, prompt_sha256
@@ -22,9 +33,11 @@ from steelyard_runtime.settings import Settings
 class _Prepared:
     """One question, ready to be scored."""
 
-    prompt: ScorePrompt
+    question: Question
+    strategy: Strategy
+    reader: Reader
+    prompts: tuple[ScorePrompt, ...]
     layout: Layout
-    slots: tuple[int, ...]
     sha256: str
 
 
@@ -35,38 +48,44 @@ class DecisionService:
         engine: The engine; its vocabulary decides the answer slots, once.
         settings: Limits and the deadline.
         template: The model's chat template.
+        strategies: The readouts, by name; the first one reads what names none.
 
     Attributes:
-        slots: Labels of options; none when no decision can be read.
-        refusal: Why no decision can be read; empty when one can.
+        refusal: Why no decision can be read with the first readout; empty when one can.
 
     Raises:
         ValueError: The model's vocabulary has no usable answer slots.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, template: ChatTemplate) -> None:
+    def __init__(
+        self, engine: Engine, settings: Settings, template: ChatTemplate, *, strategies: Strategies = STRATEGIES
+    ) -> None:
         self._engine = engine
         self._settings = settings
+        self._strategies = strategies
         self._version = template.answer_position.version
         self._allowed = engine.identity.model.context_tokens
         self._cache = AnswerCache(settings.answer_cache_entries)
-        self.slots = Slots((), ())
-        self.refusal = ""
-        try:
-            self._frame = prompt.frame(template)
-        except prompt.NoFrameError as error:
-            self.refusal = (
-                f"This model serves no decisions: {error}. Set chat_template on the server to another template of the "
-                "model, to a file, or to plain."
-            )
-            return
-        self._instructions = Segment(tuple(engine.encode(self._frame.before, start=True)))
-        self.slots = derive(
-            lambda pieces: engine.encode(pieces, start=False),
-            after=self._frame.after,
-            prefix=self._frame.slot_prefix,
-            wanted=settings.max_options,
-        )
+        self._begun: dict[tuple[Piece, ...], Segment] = {}
+        self._readers: dict[str, Reader] = {}
+        self._refusals: dict[str, str] = {}
+        for name, strategy in strategies.items():
+            try:
+                self._readers[name] = strategy.on(
+                    template, lambda pieces: engine.encode(pieces, start=False), max_options=settings.max_options
+                )
+            except NoFrameError as error:
+                self._refusals[name] = (
+                    f"This model serves no decisions: {error}. Set chat_template on the server to another template of "
+                    "the model, to a file, or to plain."
+                )
+        self.refusal = self._refusals.get(choose(None, strategies).name, "")
+
+    @property
+    def most_options(self) -> int:
+        """Options that a question may have with the first readout; 0 when no decision can be read."""
+        reader = self._readers.get(choose(None, self._strategies).name)
+        return reader.most_options if reader else 0
 
     async def decide(self, request: DecisionRequest, *, preparing: Preparing) -> list[Answer]:
         """One answer per question, in order.
@@ -76,45 +95,56 @@ class DecisionService:
             preparing: Its admission; says who asks and until when.
 
         Raises:
-            Problem: Over budget, more options than the model has slots, busy, too late, the engine failed, or the model
-                serves no decisions.
+            Problem: Over budget, more options than the model has slots, an unknown readout, busy, too late, the engine
+                failed, or the model serves no decisions.
         """
-        if self.refusal:
-            raise Problem(Kind.UNSUPPORTED, self.refusal)
+        chosen = [choose(question.readout, self._strategies) for question in request.questions]
+        for strategy in chosen:
+            if refusal := self._refusals.get(strategy.name):
+                raise Problem(Kind.UNSUPPORTED, refusal)
         began = time.monotonic()
         caller = preparing.caller
-        prepared = await preparing.tokenize(self._prepare, request, preparing)
+        prepared = await preparing.tokenize(self._prepare, request, chosen, preparing)
         preparing.done()
-        kept = [self._cache.get(each.sha256, options=len(each.slots), caller=caller) for each in prepared]
-        missing = tuple(each.prompt for each, answer in zip(prepared, kept, strict=True) if answer is None)
-        scores: list[Score] = []
-        if missing:
-            job = ScoreJob(prompts=missing, deadline=preparing.deadline, caller=caller)
-            scores = await answered(self._engine.submit_score(job), deadline=job.deadline)
+        kept = [
+            self._cache.get(each.sha256, readout=each.strategy.name, options=len(each.question.options), caller=caller)
+            for each in prepared
+        ]
+        missing = [each.prompts for each, answer in zip(prepared, kept, strict=True) if answer is None]
+        # What several questions share to the last token is scored once.
+        wanted = tuple(dict.fromkeys(prompt for prompts in missing for prompt in prompts))
+        scores: dict[ScorePrompt, Score] = {}
+        if wanted:
+            job = ScoreJob(prompts=wanted, deadline=preparing.deadline, caller=caller)
+            found = await answered(self._engine.submit_score(job), deadline=job.deadline)
+            scores = dict(zip(wanted, found, strict=True))
         elapsed_ms = (time.monotonic() - began) * 1000
-        coming = iter(scores)
         answers = []
         for each, answer in zip(prepared, kept, strict=True):
             if answer is None:
-                answer = self._answer(next(coming), each, total_ms=elapsed_ms)
+                answer = self._answer(each, [scores[prompt] for prompt in each.prompts], request.state, elapsed_ms)
+                scores.update((prompt, _shared(scores[prompt])) for prompt in each.prompts)
                 self._cache.put(each.sha256, answer, caller=caller)
             else:
                 answer = _given_again(answer, total_ms=elapsed_ms)
             answers.append(answer)
         return answers
 
-    def _prepare(self, request: DecisionRequest, preparing: Preparing) -> list[_Prepared]:
-        for index, question in enumerate(request.questions):
-            if len(question.options) > len(self.slots):
+    def _prepare(self, request: DecisionRequest, chosen: Sequence[Strategy], preparing: Preparing) -> list[_Prepared]:
+        for index, (question, strategy) in enumerate(zip(request.questions, chosen, strict=True)):
+            if len(question.options) > (most := self._readers[strategy.name].most_options):
                 raise Problem(
                     Kind.INVALID,
                     f"question {index} has {len(question.options)} options; "
-                    f"this model's vocabulary has slots for {len(self.slots)}",
+                    f"this model's vocabulary has slots for {most}",
                 )
         self._check_lengths(request)
         layout = request.layout or self._settings.layout
         work = Tokenizing(allowed_bytes=self._settings.max_text_bytes, wanted=preparing.check)
-        return [self._prompt(request.state, question, layout, work) for question in request.questions]
+        return [
+            self._prepared(request.state, question, strategy, layout, work)
+            for question, strategy in zip(request.questions, chosen, strict=True)
+        ]
 
     def _check_lengths(self, request: DecisionRequest) -> None:
         """Refuse prompts that cannot fit, before they are written and tokenized."""
@@ -124,41 +154,69 @@ class DecisionService:
             texts = [question.instructions, *(option.text for option in question.options)]
             check_length(texts, allowed_bytes=allowed, what=f"Question {index}")
 
-    def _prompt(self, state: str, question: Question, layout: Layout, work: Tokenizing) -> _Prepared:
-        count = len(question.options)
-        parts = prompt.parts(
-            layout, state=state, question=question, labels=self.slots.labels[:count], prompt_frame=self._frame
+    def _prepared(
+        self, state: str, question: Question, strategy: Strategy, layout: Layout, work: Tokenizing
+    ) -> _Prepared:
+        reader = self._readers[strategy.name]
+        prompts = tuple(
+            self._tokenized(prompt, work, hidden=strategy.hidden)
+            for prompt in reader.prompts(layout, state=state, question=question)
         )
-        shared = self._engine.tokenize(parts.shared, start=False, work=work)
-        rest = self._engine.tokenize(parts.rest, start=False, work=work)
-        counted, allowed = len(self._instructions.tokens) + len(shared) + len(rest), self._allowed
-        if counted > allowed:
-            raise over_budget(counted=counted, allowed=allowed)
-        first = Segment(tuple(shared), private=layout == "state-first")
-        return _Prepared(
-            ScorePrompt(shared=(self._instructions, first), tail=rest),
-            layout,
-            self.slots.token_ids[:count],
-            prompt_sha256(self._instructions.tokens, first.tokens, rest),
+        sha256 = prompt_sha256(
+            *(part for each in prompts for part in (*(segment.tokens for segment in each.shared), each.tail))
         )
+        return _Prepared(question, strategy, reader, prompts, layout, sha256)
 
-    def _answer(self, score: Score, prepared: _Prepared, *, total_ms: float) -> Answer:
+    def _tokenized(self, prompt: Prompt, work: Tokenizing, *, hidden: bool) -> ScorePrompt:
+        """The prompt in tokens, cut where others may go on, and where the engine cuts for a hidden state."""
+        before = self._begun.get(prompt.before)
+        if before is None:  # so many as the strategies have: callers have no part in it
+            before = self._begun[prompt.before] = Segment(tuple(self._engine.encode(prompt.before, start=True)))
+        shared = self._engine.tokenize(prompt.shared, start=False, work=work)
+        rest = self._engine.tokenize(prompt.rest, start=False, work=work)
+        counted = len(before.tokens) + len(shared) + len(rest)
+        if counted > self._allowed:
+            raise over_budget(counted=counted, allowed=self._allowed)
+        segments = [before]
+        if shared:
+            segments.append(Segment(tuple(shared), private=prompt.private))
+        if hidden and (cut := len(rest) - HIDDEN_TAIL_TOKENS) > 0:
+            segments.append(Segment(rest[:cut], private=True))
+            return ScorePrompt(shared=tuple(segments), tail=rest[cut:], hidden=True)
+        return ScorePrompt(shared=tuple(segments), tail=rest, hidden=hidden)
+
+    def _answer(self, prepared: _Prepared, scores: Sequence[Score], state: str, total_ms: float) -> Answer:
+        positions = [Position(score.logits, score.hidden) for score in scores]
         try:
-            read = readout.read(score.logits, prepared.slots)
+            read = prepared.reader.read(positions, state=state, question=prepared.question)
         except ValueError as error:
             raise Problem(Kind.REQUEST_FAILED, f"{error}; the model file may be damaged") from error
         return Answer(
             probabilities=read.probabilities,
             logits=read.logits,
-            slot_token_ids=prepared.slots,
+            slot_token_ids=read.slot_token_ids,
             slot_mass=read.slot_mass,
             entropy=read.entropy,
             prompt_sha256=prepared.sha256,
-            prompt_version=prompt.VERSIONS[prepared.layout] + self._version,
-            readout=readout.NAME,
-            tokens=score.tokens,
-            timing=Timing(queue_ms=score.queue_ms, engine_ms=score.engine_ms, total_ms=total_ms),
+            prompt_version=prepared.strategy.prompt_version(prepared.layout) + self._version,
+            readout=prepared.strategy.name,
+            tokens=TokenCounts(
+                prompt=sum(score.tokens.prompt for score in scores),
+                evaluated=sum(score.tokens.evaluated for score in scores),
+                reused=sum(score.tokens.reused for score in scores),
+            ),
+            timing=Timing(
+                queue_ms=max(score.queue_ms for score in scores),
+                engine_ms=sum(score.engine_ms for score in scores),
+                total_ms=total_ms,
+            ),
         )
+
+
+def _shared(score: Score) -> Score:
+    """A score as it is told to the next question of the request that has the same prompt: nothing was evaluated."""
+    tokens = TokenCounts(prompt=score.tokens.prompt, evaluated=0, reused=score.tokens.prompt)
+    return replace(score, tokens=tokens, engine_ms=0.0)
 
 
 def _given_again(answer: Answer, *, total_ms: float) -> Answer:

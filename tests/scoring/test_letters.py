@@ -1,4 +1,4 @@
-"""The readout's arithmetic."""
+"""The arithmetic of letters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from steelyard_runtime.scoring.readout import read
+from steelyard_runtime.scoring.letters import read
 
 LOGITS = hnp.arrays(np.float32, st.integers(4, 64), elements=st.floats(-1e4, 1e4, width=32))
 

@@ -1,0 +1,105 @@
+"""Which words a decision's prompt has: a hash of the prompts themselves, for decisions that use every word.
+
+A comment or a docstring does not change it. A word of a strategy does, and so does a word that a contract adds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from steelyard_runtime import golden_decisions
+from steelyard_runtime.contracts.limits import MAX_OPTIONS
+from steelyard_runtime.decision import Layout
+from steelyard_runtime.engine.interface import Piece
+from steelyard_runtime.generation import Message
+from steelyard_runtime.scoring.prompt import Template
+from steelyard_runtime.scoring.strategies import STRATEGIES, Strategies
+from steelyard_runtime.scoring.strategy import Strategy
+from steelyard_runtime.templates.answer_position import PLAIN, AnswerPosition
+
+_TURN = AnswerPosition(rule="turn")
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptIdentity:
+    """The words of one strategy's prompts in one layout.
+
+    Attributes:
+        strategy: The strategy's name.
+        layout: What comes first.
+        version: The version that the words say of themselves.
+        sha256: Hash of the prompts of ``golden_decisions``, as pieces of text.
+    """
+
+    strategy: str
+    layout: Layout
+    version: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A model without a template."""
+
+    name: str = "plain"
+    answer_position: AnswerPosition = PLAIN
+
+    def render(self, messages: Sequence[Message]) -> list[Piece]:
+        """The texts, one after another."""
+        return [Piece(message.content) for message in messages]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """A template that shows which message is whose."""
+
+    name: str = "turns"
+    answer_position: AnswerPosition = _TURN
+
+    def render(self, messages: Sequence[Message]) -> list[Piece]:
+        """Each text between marks."""
+        turns = [(Piece(f"<{each.role}>", control=True), Piece(each.content)) for each in messages]
+        return [piece for turn in turns for piece in turn] + [Piece("<assistant>", control=True)]
+
+
+def prompt_identities(strategies: Strategies = STRATEGIES) -> tuple[PromptIdentity, ...]:
+    """The words of every strategy, in every layout."""
+    return tuple(
+        PromptIdentity(
+            strategy=strategy.name,
+            layout=layout,
+            version=strategy.prompt_version(layout),
+            sha256=rendered_sha256(strategy, layout),
+        )
+        for strategy in strategies.values()
+        for layout in LAYOUTS
+    )
+
+
+def rendered_sha256(strategy: Strategy, layout: Layout) -> str:
+    """The hash of a strategy's prompts in a layout; it depends on no model."""
+    digest = hashlib.sha256()
+    for template in (_Plain(), _Turns()):
+        for prompt in _rendered(strategy, layout, template):
+            digest.update(json.dumps(prompt, ensure_ascii=True, separators=(",", ":")).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _rendered(strategy: Strategy, layout: Layout, template: Template) -> Iterator[list[list[tuple[str, bool]]]]:
+    """The parts of every golden prompt, each a list of texts and whether they are control text."""
+    ids: dict[str, int] = {}
+
+    def encode(pieces: Sequence[Piece]) -> list[int]:
+        return [ids.setdefault(piece.text, len(ids)) for piece in pieces]
+
+    reader = strategy.on(template, encode, max_options=MAX_OPTIONS)
+    for request in golden_decisions.requests():
+        for question in request.questions:
+            for prompt in reader.prompts(layout, state=request.state, question=question):
+                parts = prompt.before, prompt.shared, prompt.rest
+                yield [[(piece.text, piece.control) for piece in part] for part in parts]

@@ -1,0 +1,124 @@
+"""The seam between a question and what the model gives: which prompt a readout needs, and what it reads at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from steelyard_runtime.decision import Layout, Question
+from steelyard_runtime.engine.interface import Piece
+from steelyard_runtime.scoring.prompt import Template
+
+Encode = Callable[[Sequence[Piece]], list[int]]
+"""Token ids of pieces that continue a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, in three parts that are tokenized and evaluated by themselves.
+
+    Attributes:
+        before: The beginning of every prompt of the strategy; never a caller's text.
+        shared: What prompts of other questions, or on other states, may go on with too; may be empty.
+        rest: The rest, up to the position that is read.
+        private: ``shared`` holds the state, so that it serves its caller only.
+    """
+
+    before: tuple[Piece, ...]
+    shared: tuple[Piece, ...]
+    rest: tuple[Piece, ...]
+    private: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The end of one prompt.
+
+    Attributes:
+        logits: Over the vocabulary, shape ``(vocabulary,)``.
+        hidden: The hidden state, shape ``(embedding_size,)``; None for a strategy that does not ask for it.
+    """
+
+    logits: npt.NDArray[np.floating]
+    hidden: npt.NDArray[np.floating] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """Probabilities of the options, and how much of the model's belief they are.
+
+    Attributes:
+        probabilities: One for each option, in order; they sum to 1.
+        logits: What the probabilities are the softmax of.
+        slot_token_ids: Tokens that stand for the options.
+        slot_mass: Share of the full vocabulary's probability that lies on the slots.
+        entropy: Of ``probabilities``, in nats; 0 for certainty, log(n) for none.
+    """
+
+    probabilities: tuple[float, ...]
+    logits: tuple[float, ...]
+    slot_token_ids: tuple[int, ...]
+    slot_mass: float
+    entropy: float
+
+
+class Reader(Protocol):
+    """A strategy on one model."""
+
+    @property
+    def most_options(self) -> int:
+        """Options that one question may have."""
+        ...
+
+    def prompts(self, layout: Layout, *, state: str, question: Question) -> tuple[Prompt, ...]:
+        """The prompts to evaluate; one, or several whose ends are read together."""
+        ...
+
+    def read(self, positions: Sequence[Position], *, state: str, question: Question) -> Readout:
+        """The probabilities of the question's options.
+
+        Args:
+            positions: The end of each prompt, in the order of ``prompts``.
+            state: What the question is about.
+            question: The question.
+
+        Raises:
+            ValueError: The model gave something that is no answer.
+        """
+        ...
+
+
+class Strategy(Protocol):
+    """A readout, before it meets a model."""
+
+    @property
+    def name(self) -> str:
+        """Named in every answer."""
+        ...
+
+    @property
+    def hidden(self) -> bool:
+        """Whether it reads the hidden state."""
+        ...
+
+    def prompt_version(self, layout: Layout) -> str:
+        """Version of its prompt's words."""
+        ...
+
+    def on(self, template: Template, encode: Encode, *, max_options: int) -> Reader:
+        """The strategy on a model.
+
+        Args:
+            template: The model's chat template.
+            encode: The model's tokenizer.
+            max_options: Options that the server allows.
+
+        Raises:
+            NoFrameError: No decision can be read behind the template's prompts.
+            ValueError: The model's vocabulary has no usable answer slots.
+        """
+        ...
