@@ -27,11 +27,12 @@ serve: setup ## Without a cloud: fetch the embedded model, serve it, ask an exam
 test: setup check ## Set up, check, and run the test suite
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
-check: setup ## Lint, formatting, types
+check: setup ## Lint, formatting, types, imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy scripts/*.py
+	$(BIN)/lint-imports --no-cache
 
 fuzz: setup ## Search for faults: the full number of requests, other examples each time (make test repeats a share)
 	STEELYARD_FUZZ=full $(BIN)/python -m pytest -k fuzz $(PYTEST_ARGS)

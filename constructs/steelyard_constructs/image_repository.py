@@ -12,10 +12,13 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import region_info
 from constructs import Construct
 
-from steelyard_constructs.images import ImageReference, publisher_account
+from steelyard_constructs.images import RELEASE_TAG_PREFIX, ImageReference, publisher_account
 from steelyard_constructs.numeric import check_whole
 from steelyard_constructs.refusal import Refused
 from steelyard_constructs.removal import check_removal_policy
+
+RELEASED_IMAGES = 10_000
+"""ECR's rules need a number: how many images of releases are kept. A repository holds 20,000 by default."""
 
 PULL_ACTIONS = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
 """What a principal needs on a repository to pull from it."""
@@ -58,8 +61,8 @@ class ImageRepository(Construct):
             removal_policy: ``DESTROY`` or ``RETAIN``.
             repository_name: Its name; without one, CloudFormation makes it up.
             pull_accounts: Identifiers of the other AWS accounts whose roles may pull.
-            keep_images: How many images are kept; the oldest beyond them are deleted, deployed or not, so keep more
-                than the releases that you may return to.
+            keep_images: How many images that no release names are kept; the oldest beyond them are deleted. Images
+                with a tag of a release (``release-...``) stay.
             encryption_key: A KMS key; without one, ECR's own.
 
         Raises:
@@ -84,14 +87,24 @@ class ImageRepository(Construct):
             image_scan_on_push=True,
             encryption_key=encryption_key,
             lifecycle_rules=[
+                # An image that one rule selects by its tag cannot be expired by a rule with a higher number.
                 ecr.LifecycleRule(
                     rule_priority=1,
+                    description="Images that a release names are kept",
+                    tag_status=ecr.TagStatus.TAGGED,
+                    tag_prefix_list=[RELEASE_TAG_PREFIX],
+                    max_image_count=RELEASED_IMAGES,
+                ),
+                ecr.LifecycleRule(
+                    rule_priority=2,
                     description="Images without a tag are left over from builds that failed",
                     tag_status=ecr.TagStatus.UNTAGGED,
                     max_image_age=cdk.Duration.days(7),
                 ),
                 ecr.LifecycleRule(
-                    rule_priority=2, description=f"Keep {keep_images} images", max_image_count=keep_images
+                    rule_priority=3,
+                    description=f"Keep {keep_images} images that no release names",
+                    max_image_count=keep_images,
                 ),
             ],
         )

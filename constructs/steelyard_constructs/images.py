@@ -12,6 +12,9 @@ from steelyard_constructs.refusal import Refused
 #: architecture (deep-learning-containers, ``.github/config/image/llama_cpp``).
 DLC_REPOSITORIES = {Architecture.X86_64: "llama-cpp", Architecture.ARM64: "llama-cpp-arm64"}
 
+RELEASE_TAG_PREFIX = "release-"
+"""Begins the tag that a release puts on each image that it names; such an image is never expired."""
+
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _ACCOUNT = re.compile(r"[0-9]{12}")
 # ECR's own rule for repository names: path components of lower-case letters and digits, joined by . _ - inside.

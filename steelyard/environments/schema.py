@@ -163,7 +163,7 @@ class Images(Strict):
         Field(description="Other accounts that may pull our image from here; needs `removal_policy` `retain`."),
     ] = ()
     keep_images: Annotated[
-        Positive, Field(description="Images kept; the oldest beyond them are deleted, deployed or not.")
+        Positive, Field(description="Images kept that no release names; the oldest beyond them are deleted.")
     ] = 50
     chat_account: Annotated[
         AccountId | None,

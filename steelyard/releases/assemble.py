@@ -31,6 +31,7 @@ from steelyard.releases.manifest import (
 )
 from steelyard.releases.plan import Plan, fits, image_project, model_project
 from steelyard.releases.source import Checkout
+from steelyard.releases.tags import tag_images
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.hardware import Hardware
 from steelyard_runtime.prompt_identity import prompt_identities
@@ -111,9 +112,10 @@ def build_release(
     if gone := {each.label for each in finished.values() if not each.fresh} & _gone(aws, order, wanted, finished):
         say(f"what was built before is gone: {', '.join(sorted(gone))}")
         finished |= run([each for each in wanted if each.label in gone], again=frozenset(gone))
-    say("comparing with what is in S3 and ECR")
     data = sealed(_content(aws, order, wanted, finished, published))
     release = parse_release(data, source="that was built")
+    tag_images(aws, order.environment, release, tell=say)
+    say("comparing with what is in S3 and ECR")
     faulty = [
         each for each in findings(aws, order.environment, release, bucket=order.bucket) if each.state is not State.OK
     ]

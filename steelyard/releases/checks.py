@@ -21,7 +21,7 @@ from steelyard.environments.schema import Environment
 from steelyard.releases.manifest import Kind, Release, ReleasedImage, ReleasedModel
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.hardware import Hardware
-from steelyard_constructs.images import publisher_account
+from steelyard_constructs.images import RELEASE_TAG_PREFIX, publisher_account
 from steelyard_constructs.refusal import Refused
 
 LOCAL_ACCOUNT = "000000000000"
@@ -121,6 +121,7 @@ def findings(
             yield _finding(item, used, found)
             if image.build is not None and not used_only and not found:
                 yield _finding(f"{item}: what it says of itself", used, label_faults(aws, environment, image))
+                yield _finding(f"{item}: its tag", used, tag_faults(aws, environment, release, hardware))
                 if environment.images.account is None:
                     yield _finding(f"{item}: its list of parts", used, sbom_faults(aws, image, bucket=bucket))
                 yield Finding(
@@ -244,6 +245,42 @@ def image_manifest(aws: Aws, registry: Registry, digest: str) -> tuple[str, str]
                 return None
             raise
     return (images[0]["imageManifest"], images[0].get("imageManifestMediaType", "")) if images else None
+
+
+def release_tag(release_id: str, hardware: Hardware) -> str:
+    """The tag of one image of a release."""
+    return f"{RELEASE_TAG_PREFIX}{release_id}-{hardware.value}"
+
+
+def tagged_digest(aws: Aws, environment: Environment, tag: str) -> str | None:
+    """Digest of the image that has a tag; None where none has it.
+
+    Raises:
+        CommandError: ECR cannot be asked.
+    """
+    from botocore.exceptions import ClientError
+
+    account, repository = own_registry(aws, environment)
+    with told():
+        try:
+            found = aws.client("ecr").batch_get_image(
+                registryId=account, repositoryName=repository, imageIds=[{"imageTag": tag}]
+            )["images"]
+        except ClientError as error:
+            if error_code(error) == "RepositoryNotFoundException":
+                return None
+            raise
+    return str(found[0]["imageId"]["imageDigest"]) if found else None
+
+
+def tag_faults(aws: Aws, environment: Environment, release: Release, hardware: Hardware) -> Iterator[str]:
+    """A sentence when an image of a release may be expired by the registry's rule."""
+    tag = release_tag(release.id, hardware)
+    digest = release.images["decision"][hardware].digest
+    if (found := tagged_digest(aws, environment, tag)) is None:
+        yield f"the tag {tag} of {digest} is missing"
+    elif found != digest:
+        yield f"the tag {tag} differs: it is on {found}, not {digest}"
 
 
 def label_faults(aws: Aws, environment: Environment, image: ReleasedImage) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from steelyard.releases.codebuild import (
     require_asset,
 )
 from steelyard.releases.source import ROOT, asset_hash, input_files
-from steelyard_base.exit_codes import CommandError
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 _STOP_S = 60.0
 
@@ -43,15 +44,26 @@ def run_builds_here(
         The finished builds by label.
 
     Raises:
-        CommandError: The project or the checkout has other source, or a build failed; the message has the end of its
-            log.
+        CommandError: What runs builds here is not installed, the project or the checkout has other source, or a build
+            failed; the message has the end of its log.
         KeyboardInterrupt: The build has been stopped.
     """
+    _require_emulation()
     finished = {}
     for each in wanted:
         with tempfile.TemporaryDirectory(prefix="steelyard-release-") as folder:
             finished[each.label] = _run(aws, each, watcher, Path(folder), root)
     return finished
+
+
+def _require_emulation() -> None:
+    missing = [name for name in ("steelyard_localcloud", "yaml") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CommandError(
+            f"builds cannot be run on this machine: {' and '.join(missing)} cannot be imported",
+            code=ExitCode.USAGE,
+            hint="Run make setup, or install the extra: pip install 'steelyard[local-images]'.",
+        )
 
 
 def stage(root: Path, to: Path) -> None:

@@ -215,7 +215,7 @@ def told(problem: BaseException | None) -> Problem:
         (Context, "snapshot_bytes"),
         (PrefixStore, "keep"),
         (Scorer, "prepare"),
-        (Scorer, "_score"),
+        (Scorer, "_record"),
         (Executor, "_resolve_or_requeue"),
     ],
 )

@@ -183,7 +183,7 @@ def test_who_leaves_after_a_question_holds_nothing_any_more(
 
 
 def on_question(engine: LlamaEngine, number: int, monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
-    score, seen = engine._executor.scorer._score, []
+    score, seen = engine._executor.scorer._record, []
 
     def scored(*args: Any) -> None:
         seen.append(args)
@@ -191,7 +191,7 @@ def on_question(engine: LlamaEngine, number: int, monkeypatch: pytest.MonkeyPatc
         if len(seen) == number:
             call()
 
-    monkeypatch.setattr(engine._executor.scorer, "_score", scored)
+    monkeypatch.setattr(engine._executor.scorer, "_record", scored)
 
 
 def test_a_question_that_others_share_is_held_too(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

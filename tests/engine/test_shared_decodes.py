@@ -153,7 +153,7 @@ def test_a_fault_in_a_shared_decode_fails_those_alone_who_meet_it(
         for caller, tails in (("ann", [5]), ("bob", [5, 5]), ("cid", [450, 5]), ("dan", [5]))
     ]
     if broken == "decode":
-        monkeypatch.setattr(engine._executor.scorer, "together", fail)
+        monkeypatch.setattr(engine._executor.scorer, "score_batch", fail)
     elif broken == "hand out":
         on_prepared(
             engine, monkeypatch, "bob", 2, lambda: monkeypatch.setattr(engine._executor, "_resolve_or_requeue", fail)

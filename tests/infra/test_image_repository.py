@@ -37,7 +37,15 @@ def test_tags_are_immutable_and_pushed_images_are_scanned(stack):
 
 def test_old_and_untagged_images_go(stack):
     ImageRepository(stack, "Images", removal_policy=DESTROY, keep_images=3)
-    untagged, all_ = json.loads(properties(stack)["LifecyclePolicy"]["LifecyclePolicyText"])["rules"]
+    released, untagged, all_ = json.loads(properties(stack)["LifecyclePolicy"]["LifecyclePolicyText"])["rules"]
+    # ECR: an image that a rule selects by tag is out of reach of the rules with higher numbers.
+    assert [rule["rulePriority"] for rule in (released, untagged, all_)] == [1, 2, 3]
+    assert released["selection"] == {
+        "tagStatus": "tagged",
+        "tagPrefixList": ["release-"],
+        "countType": "imageCountMoreThan",
+        "countNumber": 10_000,
+    }
     assert untagged["selection"] == {
         "tagStatus": "untagged",
         "countType": "sinceImagePushed",

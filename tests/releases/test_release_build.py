@@ -18,11 +18,12 @@ from accounts import REPOSITORY, SOURCE, Account
 from steelyard.aws.session import Aws
 from steelyard.releases import codebuild, local
 from steelyard.releases.assemble import build_release, matching_release, prompt_versions
-from steelyard.releases.checks import State, findings
+from steelyard.releases.checks import State, findings, tag_faults
 from steelyard.releases.codebuild import KEY_VARIABLE, WantedBuild, asset_of, run_builds
 from steelyard.releases.difference import changes
 from steelyard.releases.manifest import ReleaseSource, content_id, load_release
 from steelyard.releases.plan import plan_for
+from steelyard.releases.tags import tag_images
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.hardware import Hardware
 
@@ -73,6 +74,10 @@ def test_a_release_is_built_and_says_what_is_there(aws: Aws, account: Account, h
     ]
     assert image.build is not None
     assert (image.build.base_digest, image.build.binding, image.llama_cpp) == (account.base, "0.3.35", "b10433")
+    tagged = account.client("ecr").batch_get_image(
+        repositoryName=REPOSITORY, imageIds=[{"imageTag": f"release-{release.id}-cpu"}]
+    )["images"]
+    assert [each["imageId"]["imageDigest"] for each in tagged] == [image.digest]
     assert release.image("chat", Hardware.CPU).digest == account.base
     assert [each.model_dump() for each in release.prompts] == prompt_versions()
     assert "model gemma-3-270m | building model" in heard.lines
@@ -86,6 +91,7 @@ def test_a_release_is_built_and_says_what_is_there(aws: Aws, account: Account, h
         "image decision cpu",
         "image decision cpu: what it says of itself",
         "image decision cpu: its list of parts",
+        "image decision cpu: its tag",
         "image decision cpu: scan",
     }
 
@@ -422,3 +428,21 @@ def read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+def test_an_image_of_a_release_keeps_its_tag(aws: Aws, account: Account, heard: Heard, tmp_path: Path) -> None:
+    release, _ = make(aws, account, heard, tmp_path)
+    environment = account.environment()
+    tag_images(aws, environment, release)  # as often as you like
+    untagged = release.model_copy(update={"id": "0" * 64})
+    (fault,) = tag_faults(aws, environment, untagged, Hardware.CPU)
+    digest = release.image("decision", Hardware.CPU).digest
+    assert fault == f"the tag release-{untagged.id}-cpu of {digest} is missing"
+    other = json.dumps({"schemaVersion": 2, "other": True})
+    account.client("ecr").put_image(
+        repositoryName=REPOSITORY, imageManifest=other, imageTag=f"release-{untagged.id}-cpu"
+    )
+    with pytest.raises(CommandError, match=r"the tag release-0+-cpu of \S+ is on sha256:"):
+        tag_images(aws, environment, untagged)
+    (fault,) = tag_faults(aws, environment, untagged, Hardware.CPU)
+    assert "differs: it is on sha256:" in fault

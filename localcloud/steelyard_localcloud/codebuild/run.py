@@ -18,7 +18,6 @@ from ministack.core.responses import get_account_id, get_region, request_scope
 from ministack.services import codebuild
 
 from steelyard_base.exit_codes import CommandError
-from steelyard_localcloud.codebuild.buildspec import parse
 from steelyard_localcloud.codebuild.log import BuildLog
 from steelyard_localcloud.codebuild.source import bring
 from steelyard_localcloud.details import CloudDetails
@@ -123,10 +122,7 @@ class Run:
                 source = self._folder / "source"
                 bring(self._source, source, cloud=self._cloud, region=region, credentials=credentials)
                 text = str(self._source.get("buildspec") or "")
-                try:
-                    parse(text, name="the project's buildspec")
-                except CommandError as error:
-                    raise ServiceError(error.message, code="YAML_FILE_ERROR") from error
+                _check_buildspec(text)
         except ServiceError as error:
             return "FAILED", error.message
         (self._folder / "buildspec.yml").write_text(text, encoding="utf-8")
@@ -229,6 +225,19 @@ class Run:
         }
         # Last: whoever sees this sees the rest.
         self.record["buildComplete"] = True
+
+
+def _check_buildspec(text: str) -> None:
+    try:
+        from steelyard_localcloud.codebuild.buildspec import parse
+    except ImportError as error:
+        raise ServiceError(
+            f"builds cannot be run here: {error}; install the extra: pip install 'steelyard[local-images]'"
+        ) from error
+    try:
+        parse(text, name="the project's buildspec")
+    except CommandError as error:
+        raise ServiceError(error.message, code="YAML_FILE_ERROR") from error
 
 
 def _record(project: Record, name: str, timeout_minutes: float, initiator: str, variables: Mapping[str, str]) -> Record:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ministack.services import cloudwatch
 
 from steelyard_localcloud.errors import ServiceError
+from steelyard_localcloud.sagemaker.endpoint import Endpoint
 from steelyard_localcloud.sagemaker.fleet import Fleet
 from steelyard_localcloud.sagemaker.traffic import Policy
-
-if TYPE_CHECKING:
-    from steelyard_localcloud.sagemaker.endpoints import Endpoint
 
 _LOOK_EVERY_S = 0.05
 

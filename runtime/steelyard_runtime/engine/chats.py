@@ -29,10 +29,10 @@ CHUNK_BESIDE_CHATS_S = 1.0
 
 
 class ChatBatcher:
-    """Generations that have left the queue; used on the engine's thread only.
+    """Continuous batching of the generations that have left the queue; used on the engine's thread only.
 
-    A generation with several choices has its prompt evaluated once; the other choices go on from a snapshot of it. A
-    chat's next turn goes on from a snapshot of the last one.
+    A generation with several choices has its prompt evaluated once; the other choices start from a snapshot of it. A
+    chat's next turn starts from a snapshot of the last one.
 
     Attributes:
         sharing: Snapshots work on this model.

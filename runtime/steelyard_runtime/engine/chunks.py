@@ -1,4 +1,4 @@
-"""How much of a chat's prompt is evaluated at a time, so that nobody who cannot interrupt it waits long.
+"""Prefill chunk size: bounds how long a waiting decision is blocked where it cannot interrupt a decode.
 
 llama.cpp's attention on a CPU works on tiles of 64 tokens; fewer take it another way, which costs up to twice as much a
 token once a prompt is long. So a chunk is whole tiles, unless even one would keep a decision waiting too long.

@@ -186,7 +186,9 @@ class Executor:
     def _run_step(self, ticket: AnyTicket) -> bool:
         """Run one step; whether it was the last one."""
         if isinstance(ticket.job, ScoreRun):
-            self.scorer.next(ticket.job, queue_ms=ticket.queue_ms, wanted=lambda: self._delivery.check_wanted(ticket))
+            self.scorer.score_next(
+                ticket.job, queue_ms=ticket.queue_ms, wanted=lambda: self._delivery.check_wanted(ticket)
+            )
             return self._resolve_or_requeue(ticket, ticket.job)
         if isinstance(ticket.job, EmbeddingRun):
             return self._embed_next(ticket, ticket.job)
@@ -199,7 +201,7 @@ class Executor:
         if not run.done:
             left = len(run.job.prompts) - len(run.scores)
             tokens = ticket.tokens * left // ticket.steps
-            self._scheduler.requeue(ticket, tokens=tokens, steps=left, keeps_turn=self.scorer.goes_on(run))
+            self._scheduler.requeue(ticket, tokens=tokens, steps=left, keeps_turn=self.scorer.keeps_turn(run))
             return False
         self._scheduler.seal(ticket)
         self._delivery.resolve(ticket, run.scores)
@@ -261,7 +263,7 @@ class Executor:
                 run, at=sequence, queue_ms=ticket.queue_ms, wanted=lambda: self._delivery.check_wanted(ticket)
             )
         except CallerLeftError:
-            self.scorer.give_up(sequence)
+            self.scorer.discard(sequence)
             self.finish(ticket)
         except Exception as error:
             self._fail(ticket, error)
@@ -272,7 +274,7 @@ class Executor:
         """Decode questions that were prepared; each by itself where that fails, to see whose fault it is."""
         tickets = list({id(ticket): ticket for ticket, _ in batch}.values())
         try:
-            self.scorer.together([ready for _, ready in batch])
+            self.scorer.score_batch([ready for _, ready in batch])
         except Exception as error:
             log.warning("a decode of %d decisions failed; each is scored alone", len(batch), exc_info=error)
             self._run_each_alone(tickets, error)

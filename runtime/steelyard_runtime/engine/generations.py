@@ -114,7 +114,7 @@ class Choice:
             frequency_penalty=sampling.frequency_penalty,
             logit_bias=sampling.logit_bias,
         )
-        self._held = sampling.grammar.begin() if sampling.grammar else None
+        self._constraint = sampling.grammar.begin() if sampling.grammar else None
 
     def take(self, logits: Logits) -> bool:
         """Choose the next token from ``logits`` and emit its text; True when the choice is finished.
@@ -143,10 +143,10 @@ class Choice:
         return False
 
     def _choose(self, logits: Logits) -> int:
-        if self._held is None:
+        if self._constraint is None:
             return self._sampler.sample(logits)
-        token = self._sampler.sample(logits, allowed=self._held.allowed())
-        self._held.add(token)
+        token = self._sampler.sample(logits, allowed=self._constraint.allowed())
+        self._constraint.add(token)
         return token
 
     def advanced(self) -> None:

@@ -1,4 +1,4 @@
-"""What the rest of the runtime may know of an engine. No llama.cpp here."""
+"""The engine's interface: all that the rest of the runtime knows of it. No llama.cpp here."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class ScoreJob:
     Attributes:
         prompts: Each is scored alone; what they share is evaluated once.
         deadline: ``time.monotonic()`` value after which the answer is worthless.
-        caller: Whoever asks, for fairness and for the privacy of what is kept; "" is everyone without a name.
+        caller: The caller's name, for fairness and for the privacy of what is kept; "" is every caller without one.
     """
 
     prompts: tuple[ScorePrompt, ...]
@@ -247,22 +247,22 @@ class Score:
 
 
 class ConstrainedText(Protocol):
-    """A text on its way that is held to something. Its methods raise ``JsonOutputError`` when it cannot go on."""
+    """A generation in progress under a constraint. Its methods raise ``JsonOutputError`` when it cannot continue."""
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """Which tokens may follow, shape ``(vocabulary,)``; at least one may."""
+        """Return which tokens may follow, shape ``(vocabulary,)``; at least one may."""
         ...
 
     def add(self, token: int) -> None:
-        """Go on behind ``token``."""
+        """Append ``token``."""
         ...
 
 
 class Grammar(Protocol):
-    """What one generation is held to."""
+    """A constraint on one generation's text."""
 
     def begin(self) -> ConstrainedText:
-        """The beginning of a text: one for each choice."""
+        """Start an empty text: one for each choice."""
         ...
 
 
@@ -475,14 +475,14 @@ class Engine(Protocol):
         ...
 
     def grammar(self, schema: dict[str, Any] | None) -> Grammar:
-        """What holds one generation to a JSON schema, or to any JSON object when None.
+        """Compile a constraint to a JSON schema, or to any JSON object when None.
 
         Raises ``Problem`` for a schema that is wrong or cannot be kept whole.
         """
         ...
 
     def start_draining(self) -> None:
-        """Refuse new work; go on with what was accepted."""
+        """Refuse new work; finish what was accepted."""
         ...
 
     def close(self, *, timeout_s: float) -> None:

@@ -23,13 +23,13 @@ def length(chain: Sequence[Segment]) -> int:
 
 
 def key_of(chain: Sequence[Segment], *, caller: str) -> Key:
-    """What a chain is found by. Text that came from a caller is found by that caller only."""
+    """Store key of a chain. Text that came from a caller is found by that caller only."""
     owner = caller if any(segment.private for segment in chain) else ""
     return "decision", owner, tuple(segment.tokens for segment in chain)
 
 
 def key_of_text(tokens: Sequence[int], *, caller: str) -> Key:
-    """What a chat's text is found by. No decision finds it: it is of another context, and its bits of another cut."""
+    """Store key of a chat's text; separate from decisions, whose snapshots come from another context and chunking."""
     return "chat", caller, (tuple(tokens),)
 
 

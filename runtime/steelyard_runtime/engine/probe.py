@@ -14,7 +14,7 @@ import numpy as np
 
 from steelyard_runtime.engine.interface import Logits, Memory, Piece, Probe
 from steelyard_runtime.engine.llama import Context, LlamaError, Run, Snapshot, Vocabulary
-from steelyard_runtime.engine.segments import evaluate, settle
+from steelyard_runtime.engine.segments import close_segment, evaluate
 
 Decoding = Callable[[int], AbstractContextManager[object]]
 PREFIX_TOKENS = 48
@@ -119,14 +119,14 @@ def _texts(context: Context) -> tuple[list[int], list[list[int]]]:
 def _from_nothing(context: Context, prefix: Sequence[int], tail: Sequence[int], decoding: Decoding) -> Logits:
     context.clear(SCRATCH)
     evaluate(context, prefix, sequence=SCRATCH, position=0, output=False, decoding=decoding)
-    settle(context, SCRATCH, save=False)
+    close_segment(context, SCRATCH, save=False)
     return _end(context, prefix, tail, at=SCRATCH)
 
 
 def _noise_of_moving(context: Context, prefix: Sequence[int], tail: Sequence[int]) -> float:
     """Between going on in the sequence where the prefix was evaluated, and in the last one."""
     evaluate(context, prefix, sequence=SCRATCH, position=0, output=False)
-    snapshot = settle(context, SCRATCH, save=True)
+    snapshot = close_segment(context, SCRATCH, save=True)
     assert snapshot is not None  # noqa: S101 - save=True
     stayed = _end(context, prefix, tail, at=SCRATCH)
     return _noise(stayed, _from_snapshot(context, snapshot, prefix, tail, at=context.shape.sequences - 1))
@@ -149,7 +149,7 @@ def _noise_inside(
 
 def _snapshot(context: Context, prefix: Sequence[int], *, at: int) -> Snapshot:
     evaluate(context, prefix, sequence=at, position=0, output=False)
-    snapshot = settle(context, at, save=True)
+    snapshot = close_segment(context, at, save=True)
     context.clear(at)
     assert snapshot is not None  # noqa: S101 - save=True
     return snapshot
@@ -168,7 +168,7 @@ def _noise_together(
     places = range(len(tails))
     for at in places:
         evaluate(context, prefix, sequence=at, position=0, output=False)
-        settle(context, at, save=False)
+        close_segment(context, at, save=False)
     rows = context.decode([Run(tail, at, len(prefix), True) for at, tail in zip(places, tails, strict=True)])
     for at in places:
         context.clear(at)

@@ -9,9 +9,9 @@ Where that is given up for throughput (on GPUs), the tails of several prompts sh
 A job of several questions holds what its later ones begin with until the last of them has begun, because callers take
 turns, and what others ask for in between would push it out of the store: its state would be evaluated once for every
 question. What is held counts in the store. So that memory has a limit however many jobs have begun, only one snapshot
-may be held that does not fit there: in the spare place. Its job goes on without giving the others a turn, until its
-questions took as many tokens as evaluating it did. Then it stays while nobody needs the place; whoever does takes it,
-and the job evaluates its state again. So the engine holds no more than the store's capacity and one snapshot,
+may be held that does not fit there: in the spare place. Its job keeps its turn until its questions took as many tokens
+as evaluating it did. Then it stays while no other job needs the place; the job that does takes it, and the first one
+evaluates its state again. So the engine holds no more than the store's capacity and one snapshot,
 evaluates at most twice what it would for one job at a time, and has others wait for a large state about twice as long
 as evaluating it takes anyway.
 """
@@ -27,7 +27,7 @@ from steelyard_runtime.engine.interface import HIDDEN_TAIL_TOKENS, Hidden, Logit
 from steelyard_runtime.engine.llama import Context, LlamaError, Run, Snapshot
 from steelyard_runtime.engine.meter import Meter
 from steelyard_runtime.engine.prefixes import Chain, Key, PrefixStore, key_of, length
-from steelyard_runtime.engine.segments import evaluate, settle
+from steelyard_runtime.engine.segments import close_segment, evaluate
 from steelyard_runtime.errors import Kind, Problem
 
 Wanted = Callable[[], None]
@@ -80,7 +80,7 @@ class ScoreRun:
         return len(self.scores) == len(self.job.prompts)
 
     def last_need(self, chain: Chain) -> int:
-        """The last prompt that goes on from ``chain``, a beginning of the next one's, and from nothing longer; or 0."""
+        """Index of the last prompt whose longest common prefix with the next one is ``chain``; 0 if there is none."""
         shared = self.next.shared
         longer, prompts = shared[: len(chain) + 1], self.job.prompts
         for index in range(len(prompts) - 1, self.begun, -1):
@@ -170,20 +170,20 @@ class Scorer:
 
     @property
     def spare_bytes(self) -> int:
-        """What is held beside the store."""
+        """Bytes of the snapshot that does not fit into the store."""
         spare = self._spare
         return len(spare.snapshot) if spare else 0
 
-    def goes_on(self, run: ScoreRun) -> bool:
+    def keeps_turn(self, run: ScoreRun) -> bool:
         """Whether ``run`` keeps its turn, because what it holds would be evaluated again after the others' turns."""
         return self._spare is not None and self._spare.run is run and self._spare.owed > 0
 
     def release(self, run: ScoreRun) -> None:
-        """Let go of what ``run`` holds: it is over."""
+        """Release everything that ``run`` holds: it is over."""
         self._release(run, begun=len(run.job.prompts))
 
     def _release(self, run: ScoreRun, *, begun: int) -> None:
-        """Let go of what none of the prompts from ``begun`` on needs."""
+        """Release what none of the prompts from ``begun`` on needs."""
         for key in [key for key, held in run.held.items() if held.until < begun]:
             held = run.held.pop(key)
             if held.snapshot is None:
@@ -197,7 +197,7 @@ class Scorer:
         """Tokens of ``chain`` that would have to be evaluated now. Safe from any thread."""
         return self._prefixes.missing(chain, caller=caller) if self.sharing and self._reuse else length(chain)
 
-    def next(self, run: ScoreRun, *, queue_ms: float, wanted: Wanted) -> None:
+    def score_next(self, run: ScoreRun, *, queue_ms: float, wanted: Wanted) -> None:
         """Score the next prompt of ``run``, alone.
 
         Args:
@@ -213,18 +213,18 @@ class Scorer:
                 logits, hidden = self._evaluated(ready, wanted=wanted), None
         finally:
             self._context.clear(self._scratch[0])
-        self._score(ready, logits, hidden)
+        self._record(ready, logits, hidden)
 
     def prepare(self, run: ScoreRun, *, at: int, queue_ms: float, wanted: Wanted) -> Ready:
-        """Have everything but the tail of the next prompt of ``run`` in the sequence ``at``, which must be empty."""
+        """Evaluate all but the tail of the next prompt of ``run`` in the sequence ``at``, which must be empty."""
         began = monotonic()
         prompt = run.next
-        known = self._begin(run, prompt.shared, at=at, wanted=wanted)
+        known = self._restore_longest_prefix(run, prompt.shared, at=at, wanted=wanted)
         start = position = length(prompt.shared[:known])
         for end, segment in enumerate(prompt.shared[known:], known + 1):
             self._evaluate(segment.tokens, sequence=at, position=position, output=False, wanted=wanted)
             position += len(segment.tokens)
-            self._end_segment(run, prompt.shared[:end], at=at)
+            self._keep_segment(run, prompt.shared[:end], at=at)
         tail = prompt.tail
         if prompt.hidden and (cut := len(tail) - HIDDEN_TAIL_TOKENS) > 0:
             self._evaluate(tail[:cut], sequence=at, position=position, output=False, wanted=wanted)
@@ -235,7 +235,7 @@ class Scorer:
         self._release(run, begun=run.begun)
         return Ready(run, tail, prompt.hidden, at, start, position, queue_ms, began)
 
-    def together(self, batch: Sequence[Ready]) -> None:
+    def score_batch(self, batch: Sequence[Ready]) -> None:
         """Score prompts whose tails fit in one decode. Not exact: the bits depend on the company."""
         rows: dict[int, tuple[Logits, Hidden | None]] = {}
         try:
@@ -246,7 +246,7 @@ class Scorer:
             for ready in batch:
                 self._context.clear(ready.sequence)
         for index, ready in enumerate(batch):
-            self._score(ready, *rows[index])
+            self._record(ready, *rows[index])
 
     def _decode(self, batch: Sequence[Ready], *, hidden: bool) -> Sequence[tuple[Logits, Hidden | None]]:
         """One decode of the tails of ``batch``, all of which want the hidden state, or none."""
@@ -267,11 +267,11 @@ class Scorer:
             raise LlamaError("a decode gave no logits")
         return logits
 
-    def give_up(self, sequence: int) -> None:
+    def discard(self, sequence: int) -> None:
         """Empty a sequence whose prompt is no longer wanted."""
         self._context.clear(sequence)
 
-    def _score(self, ready: Ready, logits: Logits, hidden: Hidden | None) -> None:
+    def _record(self, ready: Ready, logits: Logits, hidden: Hidden | None) -> None:
         prompt = ready.position + len(ready.tail)
         counts = TokenCounts(prompt=prompt, evaluated=prompt - ready.start, reused=ready.start)
         self._meter.counters.reused_tokens += ready.start
@@ -294,7 +294,7 @@ class Scorer:
             for end, segment in enumerate(chain, 1):
                 self._evaluate(segment.tokens, sequence=scratch, position=position, output=False, wanted=lambda: None)
                 position += len(segment.tokens)
-                snapshot = settle(self._context, scratch, save=True)
+                snapshot = close_segment(self._context, scratch, save=True)
                 assert snapshot is not None  # noqa: S101 - save=True
                 last = end == len(chain)
                 self._prefixes.keep(chain[:end], snapshot, caller="", saves=position, pin=last)
@@ -307,8 +307,8 @@ class Scorer:
         finally:
             self._context.clear(scratch)
 
-    def _begin(self, run: ScoreRun, chain: Chain, *, at: int, wanted: Wanted) -> int:
-        """Put the longest known beginning of ``chain`` into the sequence ``at``; how many segments it has."""
+    def _restore_longest_prefix(self, run: ScoreRun, chain: Chain, *, at: int, wanted: Wanted) -> int:
+        """Restore the longest kept prefix of ``chain`` into the sequence ``at``; how many segments it has."""
         wanted()
         if not self.sharing:
             return 0
@@ -329,7 +329,7 @@ class Scorer:
         return end
 
     def _own(self, run: ScoreRun, key: Key) -> Snapshot | None:
-        """What only ``run`` finds."""
+        """Return a snapshot that only ``run`` finds."""
         spare = self._spare
         if spare is not None and spare.run is run and spare.key == key:
             return spare.snapshot
@@ -348,15 +348,15 @@ class Scorer:
         ):
             run.held[key] = Held(chain, until)
 
-    def _end_segment(self, run: ScoreRun, chain: Chain, *, at: int) -> None:
-        """Keep the sequence ``at``, which holds ``chain``, for whoever may need it."""
+    def _keep_segment(self, run: ScoreRun, chain: Chain, *, at: int) -> None:
+        """Close a segment, and keep the sequence ``at``, which holds ``chain``, for later prompts and requests."""
         private = any(segment.private for segment in chain)
         keep = self.sharing and (self._reuse_private if private else self._reuse)
         until = run.last_need(chain) if self.sharing else 0
         fits = (keep or until > 0) and self._prefixes.make_room(self._context.snapshot_bytes(at))
         if until and not fits:
             self._spare = None  # before the snapshot is made, so that there are never two
-        snapshot = settle(self._context, at, save=fits or until > 0)
+        snapshot = close_segment(self._context, at, save=fits or until > 0)
         if snapshot is None:
             return
         caller = run.job.caller

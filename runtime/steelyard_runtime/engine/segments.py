@@ -1,4 +1,4 @@
-"""How segments are evaluated and ended. One rule for the engine, the probe and the tests, because bits depend on it."""
+"""Evaluates and closes segments: one rule for the engine, the probe and the tests, because bits depend on it."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def _tiled(context: Context) -> bool:
     return fast and model.memory == "dense"
 
 
-def settle(context: Context, sequence: int, *, save: bool) -> Snapshot | None:
-    """End a segment whose tokens others follow.
+def close_segment(context: Context, sequence: int, *, save: bool) -> Snapshot | None:
+    """Close a segment that more tokens will follow.
 
     The cells of a sliding window are used again in an order that depends on how they were filled, and sums depend on
     the order of the cells. So they are laid out anew at the end of every segment, whether or not a snapshot is wanted:

@@ -115,7 +115,7 @@ def _start(settings: Settings, turns: Turns | None) -> LlamaEngine:
     engine.wait_ready(timeout_s=SELF_TEST_TIMEOUT_S)
     watch.lap("self_test")
     engine.started(watch.laps)
-    log.info("engine ready after %.1f s: %s; %s", watch.total, watch, memory.used() or "memory is not told here")
+    log.info("engine ready after %.1f s: %s; %s", watch.total, watch, memory.used() or "memory is unknown here")
     return engine
 
 
