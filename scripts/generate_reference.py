@@ -67,6 +67,7 @@ from steelyard.releases.manifest import (
     Sbom,
 )
 from steelyard_base.exit_codes import MEANING
+from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.errors import TABLE
 from steelyard_runtime.http.openapi import document
 from steelyard_runtime.limits import LIMITS, NOTES
@@ -164,8 +165,9 @@ def routes_page() -> str:
 
 def errors_page() -> str:
     """The error table."""
+    formats = list(dict.fromkeys(contract.errors for contract in CONTRACTS))
     rows = [
-        [f"`{kind.value}`", row.status, row.systemone_status, row.openai_status, "yes" if row.retryable else "no"]
+        [f"`{kind.value}`", *(each.status(kind) for each in formats), "yes" if row.retryable else "no"]
         for kind, row in TABLE.items()
     ]
     intro = "\n".join(
@@ -176,7 +178,7 @@ def errors_page() -> str:
             "`retry_after_ms`. What is wrong with a request never gives a 5xx.",
         ]
     )
-    heads = ["kind", "`/invocations`", "System One", "OpenAI", "can be repeated"]
+    heads = ["kind", *(each.title for each in formats), "can be repeated"]
     return _page("Errors", "runtime/steelyard_runtime/errors.py", intro, _table(heads, rows))
 
 

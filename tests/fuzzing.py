@@ -41,7 +41,7 @@ INEXPRESSIBLE = re.compile(
 )
 
 BODIES: dict[str, list[dict[str, Any]]] = {
-    "semif": [
+    "decide": [
         {"decision": {"id": "a", "state": "late", "question": "team?",
                       "options": [{"id": "x"}, {"id": "y", "description": "z"}]}},
         {"decisions": [{"id": str(i), "state": {"k": [1, None]}, "question": "q",

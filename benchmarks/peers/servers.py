@@ -78,11 +78,11 @@ class Peer:
 
     def body(self, case: Case) -> dict[str, Any]:
         """The request's body, in the contract that this peer speaks."""
-        return wire.semif_body(case) if self.kind == WALKTHROUGH else wire.systemone_body(case, self.extra)
+        return wire.decide_body(case) if self.kind == WALKTHROUGH else wire.systemone_body(case, self.extra)
 
     def answers(self, case: Case, body: Any) -> list[Answer]:
         """The answers in a body; raises ``UnreadableError``."""
-        return wire.semif_answers(case, body) if self.kind == WALKTHROUGH else wire.systemone_answers(case, body)
+        return wire.decide_answers(case, body) if self.kind == WALKTHROUGH else wire.systemone_answers(case, body)
 
 
 PEERS = {

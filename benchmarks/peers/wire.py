@@ -59,7 +59,7 @@ def _systemone_answer(options: dict[str, str], answer: dict[str, Any]) -> Answer
     return Answer(choice, tuple(map(float, numbers)), tokens.get("evaluated"), tokens.get("reused"))
 
 
-def semif_body(case: Case) -> dict[str, Any]:
+def decide_body(case: Case) -> dict[str, Any]:
     """The decision contract of ``/invocations``: ``decision`` for one question, ``decisions`` for several."""
     decisions = [
         {
@@ -73,7 +73,7 @@ def semif_body(case: Case) -> dict[str, Any]:
     return {"decision": decisions[0]} if len(decisions) == 1 else {"decisions": decisions}
 
 
-def semif_answers(case: Case, body: Any) -> list[Answer]:
+def decide_answers(case: Case, body: Any) -> list[Answer]:
     """The answers in the order of the questions.
 
     Raises:
@@ -82,14 +82,14 @@ def semif_answers(case: Case, body: Any) -> list[Answer]:
     try:
         results = [body["result"]] if len(case.questions) == 1 else body["results"]
         return [
-            _semif_answer(asked.id, list(asked.options), result)
+            _decide_answer(asked.id, list(asked.options), result)
             for asked, result in zip(case.questions, results, strict=True)
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise UnreadableError(f"{type(error).__name__}: {error}") from error
 
 
-def _semif_answer(name: str, options: list[str], result: dict[str, Any]) -> Answer:
+def _decide_answer(name: str, options: list[str], result: dict[str, Any]) -> Answer:
     if result["id"] != name or result["option_ids"] != options:
         raise ValueError(f"{name} with {options} was asked, {result['id']} with {result['option_ids']} was answered")
     logits = [float(value) for value in result["option_logits"]]

@@ -25,6 +25,11 @@ from pydantic_settings import (
 )
 
 MAX_OPTIONS = 255
+"""Options of one question: the most that a server may allow."""
+MAX_QUESTIONS = 400
+"""Questions of one request: the most that a server may allow."""
+MAX_CHOICES = 128
+"""Answers that one request may have generated: the most that a server may allow."""
 
 PREFIX = "STEELYARD_"
 OTHER_VARIABLES = frozenset(
@@ -228,7 +233,7 @@ class Settings(BaseSettings):
         description="Most bytes of text that are tokenized for one request, each text counted once. A MiB takes up to "
         "a second and a half of CPU time.",
     )
-    max_questions: Annotated[int, Field(ge=1, le=400)] = Field(
+    max_questions: Annotated[int, Field(ge=1, le=MAX_QUESTIONS)] = Field(
         64, description="Questions (or decisions) in one request."
     )
     max_options: Annotated[int, Field(ge=2, le=MAX_OPTIONS)] = Field(
@@ -238,7 +243,7 @@ class Settings(BaseSettings):
         512,
         description="Tokens a chat or completion generates when the caller sets no limit; ends with reason 'length'.",
     )
-    max_choices: Annotated[int, Field(ge=1, le=128)] = Field(
+    max_choices: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = Field(
         8, description="Answers of one request: 'n' of a chat, 'n' times the prompts of a completion."
     )
 

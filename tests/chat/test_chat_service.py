@@ -8,7 +8,7 @@ import json
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -16,14 +16,16 @@ import pytest
 from admitted import admitted
 from steelyard_runtime.chat_template import PLAIN_STOP_STRINGS, ChatTemplate
 from steelyard_runtime.contracts import chat
+from steelyard_runtime.contracts.error_formats import OPENAI
 from steelyard_runtime.decision import TokenCounts
 from steelyard_runtime.engine.interface import Cancel, Delta, Done, Event, Failed, Finished, GenerationJob
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.generation import EmbeddingRequest, GenerationRequest, JsonOutput, Message, TextPrompts
+from steelyard_runtime.http.sse import server_sent_events
 from steelyard_runtime.identity import Identity
 from steelyard_runtime.services import chat as chat_service
 from steelyard_runtime.services import waiting
-from steelyard_runtime.services.chat import ChatService, Generation, server_sent_events
+from steelyard_runtime.services.chat import ChatService, Generation
 from steelyard_runtime.services.embeddings import EmbeddingService
 from steelyard_runtime.services.prompts import prompt_sha256, tokens_to_generate
 from steelyard_runtime.settings import Settings
@@ -149,7 +151,7 @@ def test_a_prompt_over_the_budget_names_both_numbers() -> None:
     assert problem.counts == {"counted_tokens": count, "allowed_tokens": 49}
     assert str(count) in problem.message
     assert "49" in problem.message
-    assert chat.error(problem)[1]["error"]["code"] == "context_length_exceeded"
+    assert OPENAI.render(problem)[1]["error"]["code"] == "context_length_exceeded"
     assert engine.jobs == []
 
 
@@ -224,6 +226,11 @@ def test_a_whole_reply() -> None:
     run(scenario())
 
 
+def streamed(generation: Generation) -> AsyncGenerator[bytes, None]:
+    chunks = chat.ChatChunks(generation.head, n=1, include_usage=False)
+    return server_sent_events(generation, chunks, OPENAI)
+
+
 async def events_of(stream: AsyncIterator[bytes]) -> list[Any]:
     lines = [line async for line in stream]
     assert all(line.startswith(b"data: ") and line.endswith(b"\n\n") for line in lines)
@@ -236,7 +243,7 @@ def test_a_stream_ends_with_done() -> None:
         generation = await with_job(engine)
         engine.say(Delta(index=0, text="a"), Finished(index=0, reason="stop", generated_tokens=1), DONE)
         await generation.ready()
-        events = await events_of(server_sent_events(generation, chat.Chunks(generation.head, n=1, include_usage=False)))
+        events = await events_of(streamed(generation))
         assert [event["choices"][0]["delta"].get("content") for event in events[:-1]] == ["", "a", None]
         assert events[-1] == "[DONE]"
         assert (events[-2]["x_prompt_sha256"],) == generation.head.prompt_sha256
@@ -250,7 +257,7 @@ def test_a_failure_in_mid_stream_is_the_last_event() -> None:
         engine = ScriptedEngine()
         generation = await with_job(engine)
         engine.say(Delta(index=0, text="a"), Failed(Problem(Kind.DEADLINE, "too late", retry_after_ms=1)))
-        events = await events_of(server_sent_events(generation, chat.Chunks(generation.head, n=1, include_usage=False)))
+        events = await events_of(streamed(generation))
         assert events[-2]["choices"][0]["delta"]["content"] == "a"
         assert events[-1]["error"]["message"] == "too late"
         assert events[-1]["error"]["type"] == "overloaded_error"
@@ -313,7 +320,7 @@ def test_a_closed_stream_cancels_the_job() -> None:
     async def scenario() -> None:
         engine = ScriptedEngine()
         generation = await with_job(engine)
-        stream = server_sent_events(generation, chat.Chunks(generation.head, n=1, include_usage=False))
+        stream = streamed(generation)
         await anext(stream)
         await stream.aclose()  # type: ignore[attr-defined]
         assert engine.cancels == 1
@@ -325,7 +332,7 @@ def test_a_stream_that_nobody_began_to_read_cancels_the_job() -> None:
     async def scenario() -> None:
         engine = ScriptedEngine()
         generation = await with_job(engine)
-        stream = server_sent_events(generation, chat.Chunks(generation.head, n=1, include_usage=False))
+        stream = streamed(generation)
         del generation, stream
         assert engine.cancels == 1
 

@@ -13,7 +13,9 @@ from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from steelyard_runtime.contracts import chat, completions, embeddings
-from steelyard_runtime.contracts.openai_text import fingerprint, sse, sse_error
+from steelyard_runtime.contracts.error_formats import OPENAI
+from steelyard_runtime.contracts.limits import Limits
+from steelyard_runtime.contracts.openai_text import fingerprint
 from steelyard_runtime.decision import TokenCounts
 from steelyard_runtime.engine.interface import Delta, Done, Event, Finished, TokenLogprob
 from steelyard_runtime.errors import Kind, Problem
@@ -29,7 +31,9 @@ from steelyard_runtime.generation import (
     TextPrompts,
     TokenLogprobs,
 )
+from steelyard_runtime.http.sse import sse, sse_error
 
+ONE = Limits(max_choices=1)
 HEAD = Head(id="1a", created=1_700_000_000, model="tiny", identity={"id": "tiny"}, prompt_sha256=("ab" * 32,))
 DONE = Done(
     tokens=TokenCounts(prompt=9, evaluated=4, reused=5),
@@ -54,11 +58,11 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 
 
 def decode_chat(**fields: Any) -> GenerationRequest:
-    return chat.decode(chat_body(**fields), max_choices=8)
+    return chat.decode(chat_body(**fields), limits=Limits(max_choices=8))
 
 
 def decode_completion(**fields: Any) -> GenerationRequest:
-    return completions.decode({"prompt": "Once", **fields}, max_choices=8)
+    return completions.decode({"prompt": "Once", **fields}, limits=Limits(max_choices=8))
 
 
 def refusal(call: Callable[[], object]) -> Problem:
@@ -69,7 +73,7 @@ def refusal(call: Callable[[], object]) -> Problem:
 
 def test_the_least_request() -> None:
     assert decode_chat() == GenerationRequest(prompt=(Message("user", "Hi"),))
-    assert chat.decode({"messages": [{"role": "user", "content": ""}]}, max_choices=1).prompt == (Message("user", ""),)
+    assert chat.decode({"messages": [{"role": "user", "content": ""}]}, limits=ONE).prompt == (Message("user", ""),)
     assert decode_completion() == GenerationRequest(prompt=TextPrompts(("Once",)))
 
 
@@ -220,7 +224,7 @@ UNSUPPORTED_IN_CHAT: list[tuple[dict[str, Any], str]] = [
 def test_unsupported_in_chat_is_named(fields: dict[str, Any], param: str) -> None:
     problem = refusal(lambda: decode_chat(**fields))
     assert problem.kind is Kind.UNSUPPORTED
-    status, body = chat.error(problem)
+    status, body = chat.CONTRACT.errors.render(problem)
     assert status == 400
     assert body["error"]["type"] == "invalid_request_error"
     assert body["error"]["param"] == param
@@ -290,7 +294,7 @@ def test_wrong_values_name_their_place(fields: dict[str, Any], param: str) -> No
     for call in (decode_chat, decode_completion):
         problem = refusal(lambda: call(**fields))  # noqa: B023
         assert problem.kind is Kind.INVALID
-        assert chat.error(problem)[0] == 400
+        assert chat.CONTRACT.errors.render(problem)[0] == 400
         place = problem.param or ""
         assert place == param or place.startswith(f"{param}.")
 
@@ -334,9 +338,12 @@ def test_wrong_chat_values_name_their_place(fields: dict[str, Any], param: str) 
 
 @pytest.mark.parametrize("body", [None, [], "x", 1, {}])
 def test_bodies_of_no_shape(body: Any) -> None:
-    for call in (lambda: chat.decode(body, max_choices=1), lambda: completions.decode(body, max_choices=1)):
+    for call in (
+        lambda: chat.decode(body, limits=ONE),
+        lambda: completions.decode(body, limits=ONE),
+    ):
         assert refusal(call).kind is Kind.INVALID
-    assert refusal(lambda: embeddings.decode(body)).kind is Kind.INVALID
+    assert refusal(lambda: embeddings.decode(body, limits=Limits())).kind is Kind.INVALID
 
 
 @pytest.mark.parametrize(
@@ -437,12 +444,12 @@ EVENTS: list[Event] = [
 ]
 
 
-def streamed(chunks: chat.Chunks | completions.Chunks) -> list[dict[str, Any]]:
+def streamed(chunks: chat.ChatChunks | completions.CompletionChunks) -> list[dict[str, Any]]:
     return chunks.start() + [chunk for event in EVENTS for chunk in chunks.event(event)]
 
 
 def test_chat_stream_is_what_the_client_reads() -> None:
-    payloads = streamed(chat.Chunks(HEAD, n=2, include_usage=False))
+    payloads = streamed(chat.ChatChunks(HEAD, n=2, include_usage=False))
     parsed = [ChatCompletionChunk.model_validate_json(strict(payload), strict=True) for payload in payloads]
     seen = [
         (chunk.choices[0].index, chunk.choices[0].delta.content, chunk.choices[0].finish_reason) for chunk in parsed
@@ -468,7 +475,7 @@ def test_chat_stream_is_what_the_client_reads() -> None:
 
 @pytest.mark.parametrize("codec", [chat, completions])
 def test_stream_with_usage_ends_with_it(codec: Any) -> None:
-    payloads = streamed(codec.Chunks(HEAD, n=2, include_usage=True))
+    payloads = streamed(codec.CONTRACT.chunks(HEAD, n=2, include_usage=True))
     assert payloads[-1]["choices"] == []
     assert payloads[-1]["usage"]["total_tokens"] == 12
     assert payloads[-1]["x_prompt_sha256"] == "ab" * 32
@@ -494,7 +501,7 @@ def test_completion_reply_is_what_the_client_reads() -> None:
 
 
 def test_completion_stream_is_what_the_client_reads() -> None:
-    payloads = streamed(completions.Chunks(HEAD, n=2, include_usage=False))
+    payloads = streamed(completions.CompletionChunks(HEAD, n=2, include_usage=False))
     for payload in payloads:
         # The client's type has no null for a reason that is not there yet; its parser does not validate.
         reason = payload["choices"][0]["finish_reason"] or "stop"
@@ -515,7 +522,7 @@ def test_an_event_is_one_line() -> None:
 
 
 def test_an_error_event() -> None:
-    event = json.loads(sse_error(Problem(Kind.BUSY, "full", retry_after_ms=5)).removeprefix(b"data: "))
+    event = json.loads(sse_error(Problem(Kind.BUSY, "full", retry_after_ms=5), OPENAI).removeprefix(b"data: "))
     assert event["error"]["message"] == "full"
     assert event["error"]["retry_after_ms"] == 5
 
@@ -532,7 +539,7 @@ def test_an_error_event() -> None:
     ],
 )
 def test_embedding_requests(body: dict[str, Any], expected: EmbeddingRequest) -> None:
-    assert embeddings.decode(body) == expected
+    assert embeddings.decode(body, limits=Limits()) == expected
 
 
 @pytest.mark.parametrize(
@@ -550,7 +557,7 @@ def test_embedding_requests(body: dict[str, Any], expected: EmbeddingRequest) ->
     ],
 )
 def test_wrong_embedding_requests(body: dict[str, Any], kind: Kind, param: str) -> None:
-    problem = refusal(lambda: embeddings.decode(body))
+    problem = refusal(lambda: embeddings.decode(body, limits=Limits()))
     assert problem.kind is kind
     assert (problem.param or "").split(".")[0] == param
 

@@ -9,11 +9,11 @@ import pytest
 
 from steelyard.client.http import Client
 from steelyard_base.exit_codes import CommandError, ExitCode
-from steelyard_runtime import errors
-from steelyard_runtime.errors import Detail, Kind, Problem
+from steelyard_runtime.contracts.error_formats import OPENAI, OWN, SYSTEM_ONE
+from steelyard_runtime.errors import TABLE, Detail, Kind, Problem
 
 BODY = {"decision": {"id": "d"}}
-BUSY = errors.semif_error(Problem(Kind.BUSY, "The queue is full.", retry_after_ms=250))
+BUSY = OWN.render(Problem(Kind.BUSY, "The queue is full.", retry_after_ms=250))
 
 
 class Script:
@@ -45,7 +45,7 @@ def test_busy_is_retried_after_the_time_that_was_said():
     assert script.pauses == [0.25, 0.25]
 
 
-@pytest.mark.parametrize("render", [errors.semif_error, errors.systemone_error, errors.openai_error])
+@pytest.mark.parametrize("render", [OWN.render, SYSTEM_ONE.render, OPENAI.render])
 def test_every_contract_says_when_to_come_back(render):
     script = Script(render(Problem(Kind.BUSY, "The queue is full.", retry_after_ms=70)), (200, {"result": {}}))
     script.client().decide(BODY)
@@ -53,15 +53,15 @@ def test_every_contract_says_when_to_come_back(render):
 
 
 def test_a_pause_longer_than_the_time_limit_is_a_refusal_at_once():
-    script = Script(errors.semif_error(Problem(Kind.BUSY, "The queue is full.", retry_after_ms=5_000)))
+    script = Script(OWN.render(Problem(Kind.BUSY, "The queue is full.", retry_after_ms=5_000)))
     with pytest.raises(CommandError, match="The queue is full") as caught:
         script.client(timeout_s=2.0).decide(BODY)
     assert caught.value.code is ExitCode.REFUSED
     assert script.pauses == []
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if not errors.TABLE[kind].retryable])
-@pytest.mark.parametrize("render", [errors.semif_error, errors.systemone_error, errors.openai_error])
+@pytest.mark.parametrize("kind", [kind for kind in Kind if not TABLE[kind].retryable])
+@pytest.mark.parametrize("render", [OWN.render, SYSTEM_ONE.render, OPENAI.render])
 def test_what_cannot_succeed_is_not_retried(kind, render):
     script = Script(render(Problem(kind, "Words of the server.")))
     with pytest.raises(CommandError, match="Words of the server") as caught:
@@ -73,7 +73,7 @@ def test_what_cannot_succeed_is_not_retried(kind, render):
 def test_the_places_of_faults_are_told():
     problem = Problem(Kind.INVALID, "The request is wrong.", details=(Detail(("decision", "state"), "is empty"),))
     with pytest.raises(CommandError, match=r"decision\.state: is empty"):
-        Script(errors.semif_error(problem)).client().decide(BODY)
+        Script(OWN.render(problem)).client().decide(BODY)
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"a": 1}'])

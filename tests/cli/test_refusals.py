@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steelyard.client.refusals import LONGEST_TEXT, message_of
-from steelyard_runtime import errors
+from steelyard_runtime.contracts.error_formats import OWN, SYSTEM_ONE
 from steelyard_runtime.errors import Detail, Kind, Problem
 
 
@@ -15,19 +15,19 @@ def problem(count: int) -> Problem:
     return Problem(Kind.INVALID, f"decision.x0: is no field{more}", details=details)
 
 
-@pytest.mark.parametrize("render", [errors.semif_error, errors.systemone_error])
-def test_each_fault_has_a_line_and_none_is_told_twice(render):
-    lines = message_of(render(problem(15))[1]).splitlines()
-    prefix = "body." if render is errors.systemone_error else ""
+@pytest.mark.parametrize("errors", [OWN, SYSTEM_ONE])
+def test_each_fault_has_a_line_and_none_is_told_twice(errors):
+    lines = message_of(errors.render(problem(15))[1]).splitlines()
+    prefix = "body." if errors is SYSTEM_ONE else ""
     assert lines == ["15 faults:", *(f"- {prefix}decision.x{n}: is no field" for n in range(15))]
 
 
 def test_a_single_fault_is_one_sentence():
-    assert message_of(errors.semif_error(problem(1))[1]) == "decision.x0: is no field"
+    assert message_of(OWN.render(problem(1))[1]) == "decision.x0: is no field"
 
 
 def test_many_faults_fit_on_a_screen():
-    lines = message_of(errors.semif_error(problem(1000))[1]).splitlines()
+    lines = message_of(OWN.render(problem(1000))[1]).splitlines()
     assert (lines[0], lines[-1], len(lines)) == ("1000 faults:", "- and 980 more", 22)
 
 

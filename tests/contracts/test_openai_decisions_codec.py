@@ -13,6 +13,7 @@ from openai.types import Decision
 from option_strategies import OPTION_NAMES
 from steelyard_runtime.contracts import openai_decisions
 from steelyard_runtime.contracts.limits import Limits
+from steelyard_runtime.contracts.openai_decisions.text import Decoded
 from steelyard_runtime.contracts.option_names import looks
 from steelyard_runtime.errors import Kind, Problem
 
@@ -93,7 +94,7 @@ def body_of(*questions: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"model": "gpt-6-luna", "input": "My order is late.", "questions": list(questions) or [PREDICATE]} | fields
 
 
-def decode(body: Any, limits: Limits | None = None) -> openai_decisions.Decoded:
+def decode(body: Any, limits: Limits | None = None) -> Decoded:
     return openai_decisions.decode(body, limits=limits or Limits())
 
 
@@ -278,7 +279,7 @@ CALL = {"type": "function_call", "name": "f", "call_id": "c", "arguments": "{}"}
 )
 def test_images_are_refused_at_their_place(body: dict[str, Any], param: str) -> None:
     problem = problem_of(body)
-    status, rendered = openai_decisions.error(problem)
+    status, rendered = openai_decisions.CONTRACT.errors.render(problem)
     assert status == 400
     assert rendered["error"]["param"] == param
     assert problem.kind is Kind.UNSUPPORTED
@@ -298,7 +299,7 @@ def test_an_output_needs_its_call(items: list[dict[str, Any]]) -> None:
     problem = problem_of(body_of(input=items))
     assert problem.kind is Kind.INVALID
     assert "before this output has the call_id" in problem.message
-    assert openai_decisions.error(problem)[1]["error"]["param"].endswith(".call_id")
+    assert openai_decisions.CONTRACT.errors.render(problem)[1]["error"]["param"].endswith(".call_id")
 
 
 @pytest.mark.parametrize(
@@ -409,7 +410,7 @@ def test_hints_change_nothing(fields: dict[str, Any]) -> None:
 def test_what_is_refused(body: Any, param: str | None, kind: Kind, said: str) -> None:
     problem = problem_of(body)
     assert problem.kind is kind
-    status, rendered = openai_decisions.error(problem)
+    status, rendered = openai_decisions.CONTRACT.errors.render(problem)
     assert status == 400
     assert rendered["error"]["param"] == param
     assert said in rendered["error"]["message"]

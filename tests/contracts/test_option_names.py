@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from option_strategies import different_names
-from steelyard_runtime.contracts import openai_decisions, semif, systemone
+from steelyard_runtime.contracts import decide, openai_decisions, systemone
 from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.contracts.option_names import COMPARED, check_names, looks
 from steelyard_runtime.errors import Kind, Problem
 
 
-def _semif(names: list[str]) -> Any:
+def _decide(names: list[str]) -> Any:
     decision = {"id": "1", "state": "s", "question": "q", "options": [{"id": name} for name in names]}
-    return semif.decode({"decision": decision}, limits=Limits())
+    return decide.decode({"decision": decision}, limits=Limits())
 
 
 def _systemone(names: list[str]) -> Any:
@@ -31,7 +31,7 @@ def _decisions(names: list[str]) -> Any:
     return openai_decisions.decode({"model": "m", "input": "s", "questions": [question]}, limits=Limits())
 
 
-CONTRACTS: list[Callable[[list[str]], Any]] = [_semif, _systemone, _decisions]
+CONTRACTS: list[Callable[[list[str]], Any]] = [_decide, _systemone, _decisions]
 
 CONTROL = ["a\nb", "a\tb", "\x00", "a\x1bb", "a\x7f", "a\x85", "a\u2028", "a\u2029b", "\u202eab", "a\u2066b"]
 TWINS = [

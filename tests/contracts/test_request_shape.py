@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import typing
 
 import pytest
 
-from steelyard_runtime.contracts.dispatch import Shape, shape
+from steelyard_runtime.contracts.dispatch import contract_of
+from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.errors import Kind, Problem
 
 
 @pytest.mark.parametrize(
     ("body", "name"),
     [
-        ({"decision": {}}, "semif"),
-        ({"decisions": []}, "semif"),
-        ({"decision": None, "decisions": None}, "semif"),
+        ({"decision": {}}, "decide"),
+        ({"decisions": []}, "decide"),
+        ({"decision": None, "decisions": None}, "decide"),
         ({"state": "", "questions": {}}, "systemone"),
         ({"state": "", "questions": {}, "input": "ignored, as System One ignores what it does not know"}, "systemone"),
         ({"input": "", "questions": []}, "openai_decisions"),
         ({"questions": []}, "openai_decisions"),
-        ({"messages": None}, "chat"),
-        ({"messages": [], "model": "m", "stream": True}, "chat"),
-        ({"prompt": ""}, "completions"),
-        ({"input": ["a"]}, "embeddings"),
+        ({"messages": None}, "openai_chat"),
+        ({"messages": [], "model": "m", "stream": True}, "openai_chat"),
+        ({"prompt": ""}, "openai_completions"),
+        ({"input": ["a"]}, "openai_embeddings"),
     ],
 )
 def test_one_shape(body: dict[str, object], name: str) -> None:
-    assert shape(body) == name
-
-
-@pytest.mark.parametrize("name", ["semif", "systemone", "openai_decisions"])
-def test_a_shape_is_the_name_of_its_module(name: str) -> None:
-    assert name in typing.get_args(Shape)
-    module = importlib.import_module(f"steelyard_runtime.contracts.{name}")
-    assert name == module.NAME
+    assert contract_of(body, CONTRACTS).name == name
 
 
 @pytest.mark.parametrize(
@@ -59,7 +51,7 @@ def test_a_shape_is_the_name_of_its_module(name: str) -> None:
 )
 def test_none_or_several(body: object, said: str) -> None:
     with pytest.raises(Problem) as caught:
-        shape(body)
+        contract_of(body, CONTRACTS)
     assert caught.value.kind is Kind.UNKNOWN_SHAPE
     assert said in caught.value.message
     for field in ("decision", "decisions", "questions", "messages", "prompt", "input"):

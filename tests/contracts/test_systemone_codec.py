@@ -301,7 +301,7 @@ def q(**fields: Any) -> dict[str, Any]:
 )
 def test_what_is_refused_and_where(body: Any, loc: list[str | int], said: str) -> None:
     problem = problem_of(body)
-    status, rendered = systemone.error(problem)
+    status, rendered = systemone.CONTRACT.errors.render(problem)
     assert status == 422
     assert [detail["loc"] for detail in rendered["detail"]] == [loc]
     assert said in rendered["detail"][0]["msg"]
@@ -311,7 +311,7 @@ def test_every_fault_is_listed() -> None:
     body = body_of(a={"type": "choice"}, b={"type": "score", "criteria": ["x"]}, c={"type": "noul", "why": 1}) | {
         "state": 5
     }
-    _, rendered = systemone.error(problem_of(body))
+    _, rendered = systemone.CONTRACT.errors.render(problem_of(body))
     assert [detail["loc"] for detail in rendered["detail"]] == [
         ["body", "state"],
         ["body", "questions", "a", "criteria"],
@@ -323,7 +323,7 @@ def test_every_fault_is_listed() -> None:
 def test_media_are_refused_rather_than_ignored() -> None:
     problem = problem_of(body_of(a=NOUL) | {"assets": {"img-1": {"type": "image"}}})
     assert problem.kind is Kind.UNSUPPORTED
-    assert systemone.error(problem)[0] == 422
+    assert systemone.CONTRACT.errors.render(problem)[0] == 422
     assert problem.details[0].loc == ("assets",)
 
 
@@ -348,4 +348,4 @@ def test_a_flood_of_faults_ends_the_checking() -> None:
     flood = {"type": "choice", "criteria": {str(i): i for i in range(255)}}
     problem = problem_of(body_of(**{str(i): flood for i in range(64)}))
     assert "more than 1000 fields are wrong or unknown" in problem.message
-    assert systemone.error(problem)[0] == 422
+    assert systemone.CONTRACT.errors.render(problem)[0] == 422

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Discriminator, Field, ValidationError, field_validator
 
-from steelyard_runtime.contracts import openai_decisions, semif, systemone
+from steelyard_runtime.contracts import decide, openai_decisions, systemone
 from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import MAX_DETAILS, Strict, from_pydantic, quote
@@ -161,23 +161,23 @@ def test_a_long_string_is_quoted_by_its_beginning_and_its_length(text: str) -> N
     assert quote(text) == json.dumps(text[:80] + "…", ensure_ascii=False) + f" ({len(text)} characters)"
 
 
-@pytest.mark.parametrize("codec", [semif, systemone, openai_decisions])
+@pytest.mark.parametrize("codec", [decide.CONTRACT, systemone.CONTRACT, openai_decisions.CONTRACT])
 @given(body=JSON, wrap=st.sampled_from([None, "decision", "decisions", "questions", "input"]))
 def test_whatever_is_sent_the_answer_is_a_problem_of_the_callers(codec: Any, body: Any, wrap: str | None) -> None:
     whole = body if wrap is None else {"model": "m", "state": "s", wrap: body}
     try:
         codec.decode(whole, limits=Limits())
     except Problem as problem:
-        status, rendered = codec.error(problem)
+        status, rendered = codec.errors.render(problem)
         assert status in (400, 422)
         json.dumps(rendered, ensure_ascii=False, allow_nan=False).encode()
     else:
         pytest.fail("nothing of that kind is a valid request")
 
 
-@pytest.mark.parametrize("codec", [semif, systemone, openai_decisions])
+@pytest.mark.parametrize("codec", [decide.CONTRACT, systemone.CONTRACT, openai_decisions.CONTRACT])
 def test_schemas_are_json_and_describe_the_limits(codec: Any) -> None:
-    schema = json.dumps(codec.Request.model_json_schema())
+    schema = json.dumps(codec.request.model_json_schema())
     assert '"additionalProperties": false' in schema
     assert ": 255" in schema
 

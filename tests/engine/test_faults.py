@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tiny_models
+from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.engine import embedder, generations, llama
 from steelyard_runtime.engine.chats import ChatBatcher
 from steelyard_runtime.engine.core import LlamaEngine
@@ -198,7 +199,7 @@ def told(problem: BaseException | None) -> Problem:
     assert problem.kind is Kind.REQUEST_FAILED
     assert not problem.row.retryable
     assert problem.retry_after_ms is None
-    assert {problem.row.status, problem.row.systemone_status, problem.row.openai_status} == {422}
+    assert {contract.errors.status(problem.kind) for contract in CONTRACTS} == {422}
     assert "do not repeat" in problem.message
     return problem
 

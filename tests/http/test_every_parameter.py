@@ -35,8 +35,8 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/decisions",
         {"model": "any", "input": "late", "questions": [{"type": "predicate", "instructions": "late?"}]},
     ),
-    "SemifSingle": ("/invocations", {"decision": DECISION}),
-    "SemifSeveral": ("/invocations", {"decisions": [DECISION]}),
+    "DecideSingle": ("/invocations", {"decision": DECISION}),
+    "DecideSeveral": ("/invocations", {"decisions": [DECISION]}),
 }
 STREAMED = ("ChatRequest", "CompletionsRequest")
 # What a parameter needs beside it, and what it takes the place of.
@@ -297,7 +297,7 @@ def test_every_request_of_the_document_has_a_base() -> None:
         for part in content["schema"].get("anyOf", [content["schema"]])
     }
     single = {
-        name for whole in named for name in (references(COMPONENTS[whole]) if whole == "SemifRequest" else [whole])
+        name for whole in named for name in (references(COMPONENTS[whole]) if whole == "DecideRequest" else [whole])
     }
     assert single == set(BASES)
 

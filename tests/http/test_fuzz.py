@@ -24,15 +24,16 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from fuzzing import INEXPRESSIBLE, LIMITS, ODD_VALUES, OF_PATH, Fuzzed, mutate_bytes, mutate_value
 from live_server import ServerProcess
-from steelyard_runtime.http.app import ROUTES
+from steelyard_runtime.contracts.registry import CONTRACTS
+from steelyard_runtime.http.routes.table import operations
 
 FULL = os.environ.get("STEELYARD_FUZZ") == "full"
 FULL_TOTAL = 20_000
 PER_POST = 450 if FULL else 25
 PER_GET = 20 if FULL else 3
 PER_MUTATION = 1050 if FULL else 40
-POSTS = [route.path_format for route in ROUTES if "POST" in (route.methods or ())]
-GETS = [route.path_format for route in ROUTES if "GET" in (route.methods or ())]
+POSTS = [each.template for each in operations(CONTRACTS) if each.method == "POST"]
+GETS = [each.template for each in operations(CONTRACTS) if each.method == "GET"]
 MIB = 1 << 20
 GROWTH = 64 * MIB
 

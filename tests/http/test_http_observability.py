@@ -123,7 +123,8 @@ def test_a_decisions_line_says_what_happened(observed: Observed, decision: Any) 
     results = response.json()["results"]
     assert line["request_id"] == response.headers["x-request-id"]
     assert {key: line[key] for key in ("level", "route", "contract", "method", "status", "outcome")} == {
-        "level": "info", "route": "/invocations", "contract": "semif", "method": "POST", "status": 200, "outcome": "ok",
+        "level": "info", "route": "/invocations", "contract": "decide", "method": "POST", "status": 200,
+        "outcome": "ok",
     }  # fmt: skip
     assert line["prompt_sha256"] == [result["prompt_sha256"] for result in results]
     assert line["tokens"]["prompt"] == sum(result["tokens"]["prompt"] for result in results)
@@ -157,10 +158,10 @@ def test_metrics_count_requests_and_the_engines_work(observed: Observed, decisio
     observed.client.post("/invocations", json=decision)
     observed.client.post("/invocations", json={})
     samples = observed.samples()
-    assert samples["steelyard_http_requests_total", "/invocations", "200", "ok", "semif"] == 1
+    assert samples["steelyard_http_requests_total", "/invocations", "200", "decide", "ok"] == 1
     assert samples["steelyard_http_requests_total", "/invocations", "400", "none", "unknown_shape"] == 1
-    assert samples["steelyard_http_request_duration_seconds_count", "/invocations", "semif"] == 1
-    assert samples["steelyard_queue_seconds_count", "semif"] == 1
+    assert samples["steelyard_http_request_duration_seconds_count", "/invocations", "decide"] == 1
+    assert samples["steelyard_queue_seconds_count", "decide"] == 1
     assert samples[("steelyard_engine_decoded_tokens_total",)] == observed.engine.counters.decoded_tokens > 0
     assert samples[("steelyard_engine_queue_depth",)] == 0
     assert samples[("steelyard_ready",)] == 1
@@ -181,7 +182,7 @@ def test_callers_cannot_make_time_series(observed: Observed) -> None:
 def test_two_applications_share_no_metrics(observed: Observed, decision: Any) -> None:
     other = Observed()
     other.client.post("/invocations", json=decision)
-    counted = ("steelyard_http_requests_total", "/invocations", "200", "ok", "semif")
+    counted = ("steelyard_http_requests_total", "/invocations", "200", "decide", "ok")
     assert counted in other.samples()
     assert counted not in observed.samples()
 

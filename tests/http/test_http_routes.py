@@ -9,15 +9,17 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.engine.interface import Health
 from steelyard_runtime.errors import Kind, Problem
-from steelyard_runtime.http.app import ROUTES, create_app
+from steelyard_runtime.http.app import create_app
+from steelyard_runtime.http.routes.table import operations
 from steelyard_runtime.http.runtime import Runtime
 from steelyard_runtime.settings import Settings
 from stub_engine import StubEngine
 
-POSTS = [route.path for route in ROUTES if "POST" in (route.methods or ())]
-GETS = [route.path.replace("{model:path}", "stub") for route in ROUTES if "GET" in (route.methods or ())]
+POSTS = [each.path for each in operations(CONTRACTS) if each.method == "POST"]
+GETS = [each.template.replace("{model}", "stub") for each in operations(CONTRACTS) if each.method == "GET"]
 
 
 @pytest.mark.parametrize("path", GETS)
@@ -59,9 +61,9 @@ def test_errors_of_invocations_have_the_shape_of_the_dispatched_contract(stub_cl
     chat = stub_client.post("/invocations", json={"messages": []})
     assert chat.status_code == 400
     assert chat.json()["error"]["type"] == "invalid_request_error"
-    semif = stub_client.post("/invocations", json={"decision": {}})
-    assert semif.status_code == 422
-    assert isinstance(semif.json()["error"], str)
+    decide = stub_client.post("/invocations", json={"decision": {}})
+    assert decide.status_code == 422
+    assert isinstance(decide.json()["error"], str)
 
 
 @pytest.mark.parametrize(

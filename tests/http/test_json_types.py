@@ -66,7 +66,7 @@ def at_the_limits(settings: Settings) -> dict[str, list[dict[str, Any]]]:
     def openai(*asked: dict[str, Any]) -> dict[str, Any]:
         return {"model": "m", "input": "s", "questions": [{"instructions": "?", **question} for question in asked]}
 
-    semif_bodies = [
+    decide_bodies = [
         *({"decisions": [decision(i, 2) for i in range(size)]} for size in questions),
         *({"decision": decision(0, size)} for size in options),
         *({"decisions": [decision(0, size)]} for size in options),
@@ -90,7 +90,7 @@ def at_the_limits(settings: Settings) -> dict[str, list[dict[str, Any]]]:
         "/openai/v1/chat/completions": chats,
         "/v1/completions": completions,
         "/v1/embeddings": [],
-        "/invocations": [*semif_bodies, *systemone_bodies, *openai_bodies, *chats, *completions],
+        "/invocations": [*decide_bodies, *systemone_bodies, *openai_bodies, *chats, *completions],
     }
 
 

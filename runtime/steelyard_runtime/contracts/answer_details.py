@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from steelyard_runtime.contracts.wire import Count, Milliseconds, Open, Probability, Sha256, Wire
 from steelyard_runtime.decision import Answer, Timing
 
 
@@ -17,7 +18,7 @@ class ModelIdentity(Protocol):
         """The name that callers are told."""
         ...
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Open:
         """The short identity that goes into every answer, JSON-ready."""
         ...
 
@@ -51,13 +52,55 @@ def expected_level(probabilities: Sequence[float]) -> float:
     return min(math.fsum(i * p for i, p in enumerate(probabilities)), float(len(probabilities) - 1))
 
 
-def timing(value: Timing) -> dict[str, float]:
-    """Milliseconds of one answer, JSON-ready."""
+class Times(Wire):
+    """Milliseconds of one answer."""
+
+    queue_ms: Milliseconds
+    engine_ms: Milliseconds
+    total_ms: Milliseconds
+
+
+class TotalTime(Wire):
+    """Milliseconds of the whole request."""
+
+    total_ms: Milliseconds
+
+
+class Tokens(Wire):
+    """Tokens of one answer's prompt."""
+
+    prompt: Count
+    evaluated: Count
+    reused: Count
+
+
+class Extensions(Wire):
+    """How an answer came about. Lists are in the order of the question's options.
+
+    ``x_logits`` are the raw logits of the answer slots, ``x_slot_mass`` the share of the whole vocabulary's probability
+    on them, ``x_entropy`` is in nats.
+    """
+
+    x_logits: list[float]
+    x_slot_token_ids: list[Count]
+    x_slot_mass: Probability
+    x_entropy: float
+    x_tokens: Tokens
+    x_prompt_sha256: Sha256
+    x_prompt_version: str
+    x_readout: str
+    x_cached: bool
+    x_probability_status: str
+    x_timing: Times
+
+
+def timing(value: Timing) -> Times:
+    """Return the times of one answer."""
     return {"queue_ms": value.queue_ms, "engine_ms": value.engine_ms, "total_ms": value.total_ms}
 
 
-def tokens(answer: Answer) -> dict[str, int]:
-    """Token counts of one answer, JSON-ready."""
+def tokens(answer: Answer) -> Tokens:
+    """Return the token counts of one answer."""
     return {
         "prompt": answer.tokens.prompt,
         "evaluated": answer.tokens.evaluated,
@@ -65,12 +108,8 @@ def tokens(answer: Answer) -> dict[str, int]:
     }
 
 
-def extensions(answer: Answer) -> dict[str, Any]:
-    """The ``x_`` fields that say how an answer came about. Lists are in the order of the question's options.
-
-    ``x_logits`` are the raw logits of the answer slots, ``x_slot_mass`` the share of the whole vocabulary's probability
-    on them, ``x_entropy`` is in nats.
-    """
+def extensions(answer: Answer) -> Extensions:
+    """Return the ``x_`` fields of one answer."""
     return {
         "x_logits": list(answer.logits),
         "x_slot_token_ids": list(answer.slot_token_ids),

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictInt, StrictStr
+from pydantic import Field, StrictInt, StrictStr, TypeAdapter
 
+from steelyard_runtime.contracts.contract import GenerationContract, Shape
+from steelyard_runtime.contracts.error_formats import OPENAI
+from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.contracts.neutral import IgnoredFlag, IgnoredText, Neutral
 from steelyard_runtime.contracts.openai_text import (
     LIST,
@@ -19,7 +22,10 @@ from steelyard_runtime.contracts.openai_text import (
     TEXT,
     TEXT_OR_LIST,
     UNIONS,
+    Chunks,
+    FinishReason,
     SamplingFields,
+    WholeAnswer,
     finite,
     opening,
     parse,
@@ -30,14 +36,9 @@ from steelyard_runtime.contracts.openai_text import (
     usage,
 )
 from steelyard_runtime.contracts.validation import OnlyFalse, Path, Strict, invalid, quote
-from steelyard_runtime.engine.interface import Delta, Done, Event, Finished, TokenLogprob
-from steelyard_runtime.errors import openai_error
+from steelyard_runtime.contracts.wire import Count, Wire
+from steelyard_runtime.engine.interface import TokenLogprob
 from steelyard_runtime.generation import GenerationRequest, Head, JsonOutput, Message, Reply, TokenLogprobs
-
-NAME = "openai_chat"
-
-error = openai_error
-
 
 _NO_TOOLS = "this server calls no tools"
 _TEXT_ONLY = "this server reads and writes text only"
@@ -190,12 +191,12 @@ class Request(SamplingFields):
 _UNIONS: tuple[Path, ...] = (*UNIONS, ("messages", ...), ("messages", ..., "content"), ("response_format",))
 
 
-def decode(body: Any, *, max_choices: int) -> GenerationRequest:
+def decode(body: Any, limits: Limits) -> GenerationRequest:
     """The request in a body.
 
     Args:
         body: Any JSON value.
-        max_choices: The server's largest ``n``.
+        limits: How much a request may ask.
 
     Raises:
         Problem: UNSUPPORTED for fields, roles and parts that this server does not have, INVALID for wrong values.
@@ -205,7 +206,7 @@ def decode(body: Any, *, max_choices: int) -> GenerationRequest:
             raise unsupported(("store",), "nothing is stored here; leave it out or send false")
         _refuse_parts(body.get("messages"))
     request = parse(body, Request, unions=_UNIONS)
-    shared = sampling(request, max_choices=max_choices)
+    shared = sampling(request, limits=limits)
     limit, param = _limit(request)
     return GenerationRequest(
         prompt=tuple(Message(message.role, _text(message.content)) for message in request.messages),
@@ -216,80 +217,89 @@ def decode(body: Any, *, max_choices: int) -> GenerationRequest:
     )
 
 
-def encode(reply: Reply, *, head: Head) -> dict[str, Any]:
+class Token(Wire):
+    """A token with its log probability; its bytes may be a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[Count]
+    x_token_id: Count
+
+
+class ChosenToken(Token):
+    """The token at one place of the answer, and the likeliest ones there."""
+
+    top_logprobs: list[Token]
+
+
+class Logprobs(Wire):
+    """The tokens of an answer."""
+
+    content: list[ChosenToken]
+    refusal: None
+
+
+class WholeMessage(Wire):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class WholeChoice(Wire):
+    """One answer."""
+
+    index: Count
+    message: WholeMessage
+    logprobs: Logprobs | None
+    finish_reason: FinishReason | None
+
+
+class Response(WholeAnswer):
+    """A whole answer."""
+
+    object: Literal["chat.completion"]
+    choices: list[WholeChoice]
+
+
+def encode(reply: Reply, head: Head) -> Response:
     """The body of a whole answer."""
-    choices = [
-        {
-            "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": _logprobs(choice.logprobs),
-            "finish_reason": choice.reason,
-        }
-        for choice in reply.choices
-    ]
-    return (
-        opening(head, prefix="chatcmpl", kind="chat.completion")
-        | {"choices": choices, "usage": usage(reply.done)}
-        | provenance(head, reply.done)
-    )
+    return {
+        "id": f"chatcmpl-{head.id}",
+        "object": "chat.completion",
+        **opening(head),
+        "choices": [
+            {
+                "index": choice.index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": _logprobs(choice.logprobs),
+                "finish_reason": choice.reason,
+            }
+            for choice in reply.choices
+        ],
+        "usage": usage(reply.done),
+        **provenance(head, reply.done),
+    }
 
 
-class Chunks:
-    """The bodies of a streamed answer, one event after the other.
+class ChatChunks(Chunks):
+    """The bodies of a streamed chat."""
 
-    The last chunk of a stream carries what a whole answer carries beside its choices: the ``x_`` fields, and, with
-    ``include_usage``, the usage in a chunk of its own without choices.
-
-    Args:
-        head: Of the answer.
-        n: How many choices.
-        include_usage: The caller's wish.
-    """
-
-    def __init__(self, head: Head, *, n: int, include_usage: bool) -> None:
-        self._head = head
-        self._n = n
-        self._include_usage = include_usage
-        self._running = n
-        self._last: dict[str, Any] | None = None
+    prefix = "chatcmpl"
+    kind = "chat.completion.chunk"
 
     def start(self) -> list[dict[str, Any]]:
-        """The chunks before any text: the role of each choice."""
+        """The role of each choice."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return [self._chunk(index, dict(delta)) for index in range(self._n)]
+        return [
+            self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+            for index in range(self._n)
+        ]
 
-    def event(self, event: Event) -> list[dict[str, Any]]:
-        """The chunks for one event of the engine; often one, sometimes none."""
-        match event:
-            case Delta(index=index, text=text, logprobs=logprobs):
-                if not text and not logprobs:
-                    return []
-                return [self._chunk(index, {"content": text}, logprobs=_logprobs(logprobs))]
-            case Finished(index=index, reason=reason):
-                self._running -= 1
-                chunk = self._chunk(index, {}, reason=reason)
-                if self._running:
-                    return [chunk]
-                self._last = chunk  # held back for what Done brings
-                return []
-            case Done():
-                return self._end(event)
-        return []
-
-    def _end(self, done: Done) -> list[dict[str, Any]]:
-        chunks = [] if self._last is None else [self._last]
-        if self._include_usage:
-            chunks.append(self._opening() | {"choices": [], "usage": usage(done)})
-        return [*chunks[:-1], chunks[-1] | provenance(self._head, done)] if chunks else []
-
-    def _chunk(
-        self, index: int, delta: dict[str, Any], *, logprobs: dict[str, Any] | None = None, reason: str | None = None
-    ) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self._opening() | {"choices": [choice]} | ({"usage": None} if self._include_usage else {})
-
-    def _opening(self) -> dict[str, Any]:
-        return opening(self._head, prefix="chatcmpl", kind="chat.completion.chunk")
+    def _choice(self, index: int, text: str, tokens: TokenLogprobs, reason: FinishReason | None) -> dict[str, Any]:
+        delta = {"content": text} if reason is None else {}
+        return {"index": index, "delta": delta, "logprobs": _logprobs(tokens), "finish_reason": reason}
 
 
 def _refuse_parts(messages: Any) -> None:
@@ -343,17 +353,36 @@ def _json_output(request: Request) -> JsonOutput | None:
     return None
 
 
-def _logprobs(tokens: TokenLogprobs) -> dict[str, Any] | None:
+def _logprobs(tokens: TokenLogprobs) -> Logprobs | None:
     if not tokens:
         return None
-    content = [_entry(chosen) | {"top_logprobs": [_entry(other) for other in others]} for chosen, others in tokens]
+    content: list[ChosenToken] = [
+        {**_token(chosen), "top_logprobs": [_token(other) for other in others]} for chosen, others in tokens
+    ]
     return {"content": content, "refusal": None}
 
 
-def _entry(token: TokenLogprob) -> dict[str, Any]:
+def _token(token: TokenLogprob) -> Token:
     return {
         "token": token_text(token),
         "logprob": finite(token.logprob),
         "bytes": list(token.bytes),
         "x_token_id": token.token_id,
     }
+
+
+CONTRACT = GenerationContract(
+    name="openai_chat",
+    prefix="Chat",
+    paths={
+        "/v1/chat/completions": "Chat",
+        "/openai/v1/chat/completions": "Chat, at the path of a SageMaker endpoint",
+    },
+    shape=Shape(title="chat", example="{'messages': [...]}", fields=("messages",)),
+    request=Request,
+    answer=TypeAdapter(Response),
+    errors=OPENAI,
+    decode=decode,
+    encode=encode,
+    chunks=ChatChunks,
+)

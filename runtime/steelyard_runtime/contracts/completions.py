@@ -8,16 +8,22 @@ prompt (null) and the empty one are the beginning of a text.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, StrictInt, StrictStr, Tag
+from pydantic import Discriminator, Field, StrictInt, StrictStr, Tag, TypeAdapter
 
+from steelyard_runtime.contracts.contract import GenerationContract, Shape
+from steelyard_runtime.contracts.error_formats import OPENAI
+from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.contracts.neutral import Neutral
 from steelyard_runtime.contracts.openai_text import (
     MAX_INT32,
     TEXT,
     UNIONS,
+    Chunks,
+    FinishReason,
     SamplingFields,
+    WholeAnswer,
     finite,
     opening,
     parse,
@@ -27,20 +33,17 @@ from steelyard_runtime.contracts.openai_text import (
     unsupported,
     usage,
 )
-from steelyard_runtime.contracts.validation import Path, count, invalid
-from steelyard_runtime.engine.interface import Delta, Done, Event, Finished
-from steelyard_runtime.errors import openai_error
+from steelyard_runtime.contracts.validation import SETTING, Path, count, invalid
+from steelyard_runtime.contracts.wire import Count, Wire
 from steelyard_runtime.generation import GenerationRequest, Head, Reply, TextPrompt, TextPrompts, TokenLogprobs
+from steelyard_runtime.settings import MAX_CHOICES
 
-NAME = "openai_completions"
-
-error = openai_error
-
-
-MAX_CHOICES = 128
 TokenIds = Annotated[
     list[Annotated[StrictInt, Field(ge=0, le=MAX_INT32)]], Field(min_length=1, fail_fast=True), Tag("ids")
 ]
+
+
+_SEVERAL = Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True, json_schema_extra={SETTING: "max_choices"})
 
 
 def _kind_of_prompt(value: Any) -> str:
@@ -56,9 +59,9 @@ class Request(SamplingFields):
     prompt: (
         Annotated[
             Annotated[StrictStr, TEXT]
-            | Annotated[list[StrictStr], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True), Tag("texts")]
+            | Annotated[list[StrictStr], _SEVERAL, Tag("texts")]
             | TokenIds
-            | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True), Tag("lists")],
+            | Annotated[list[TokenIds], _SEVERAL, Tag("lists")],
             Discriminator(_kind_of_prompt),
         ]
         | None
@@ -81,12 +84,12 @@ class Request(SamplingFields):
 _UNIONS: tuple[Path, ...] = (*UNIONS, ("prompt",))
 
 
-def decode(body: Any, *, max_choices: int) -> GenerationRequest:
+def decode(body: Any, limits: Limits) -> GenerationRequest:
     """The request in a body.
 
     Args:
         body: Any JSON value.
-        max_choices: The server's largest ``n``.
+        limits: How much a request may ask.
 
     Raises:
         Problem: UNSUPPORTED for what this server does not have, INVALID for wrong values.
@@ -103,13 +106,13 @@ def decode(body: Any, *, max_choices: int) -> GenerationRequest:
     wanted = GenerationRequest(
         prompt=TextPrompts(_prompts(request.prompt), echo=bool(request.echo)),
         top_logprobs=request.logprobs,
-        **sampling(request, max_choices=max_choices),
+        **sampling(request, limits=limits),
     )
-    if wanted.choices > max_choices:
+    if wanted.choices > limits.max_choices:
         raise invalid(
             ("prompt",),
             f"{count(wanted.choices // wanted.n, 'prompt')} with n={wanted.n} ask for {wanted.choices} answers; one "
-            f"request may have {max_choices} (the server's setting max_choices)",
+            f"request may have {limits.max_choices} (the server's setting max_choices)",
         )
     return wanted
 
@@ -122,69 +125,64 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]] | None) -> tup
     return tuple(tuple(each) if isinstance(each, list) else str(each) for each in given)
 
 
-def encode(reply: Reply, *, head: Head) -> dict[str, Any]:
+class Logprobs(Wire):
+    """Four parallel lists, of the tokens of one answer; a text's offset is in characters."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[Count]
+
+
+class Choice(Wire):
+    """One answer."""
+
+    index: Count
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: FinishReason | None
+
+
+class Response(WholeAnswer):
+    """A whole answer."""
+
+    object: Literal["text_completion"]
+    choices: list[Choice]
+
+
+def encode(reply: Reply, head: Head) -> Response:
     """The body of a whole answer."""
-    choices = [
-        _choice(choice.index, choice.text, _logprobs(choice.logprobs, offset=0)[0], choice.reason)
-        for choice in reply.choices
-    ]
-    return (
-        opening(head, prefix="cmpl", kind="text_completion")
-        | {"choices": choices, "usage": usage(reply.done)}
-        | provenance(head, reply.done)
-    )
+    return {
+        "id": f"cmpl-{head.id}",
+        "object": "text_completion",
+        **opening(head),
+        "choices": [
+            {
+                "index": choice.index,
+                "text": choice.text,
+                "logprobs": _logprobs(choice.logprobs, offset=0)[0],
+                "finish_reason": choice.reason,
+            }
+            for choice in reply.choices
+        ],
+        "usage": usage(reply.done),
+        **provenance(head, reply.done),
+    }
 
 
-class Chunks:
-    """The bodies of a streamed answer, one event after the other; the last one carries the ``x_`` fields.
+class CompletionChunks(Chunks):
+    """The bodies of a streamed completion."""
 
-    Args:
-        head: Of the answer.
-        n: How many choices.
-        include_usage: End with a chunk of token counts without choices.
-    """
+    prefix = "cmpl"
+    kind = "text_completion"
 
     def __init__(self, head: Head, *, n: int, include_usage: bool) -> None:
-        self._head = head
-        self._include_usage = include_usage
-        self._running = n
+        super().__init__(head, n=n, include_usage=include_usage)
         self._offsets = [0] * n
-        self._last: dict[str, Any] | None = None
 
-    def start(self) -> list[dict[str, Any]]:
-        """The chunks before any text: none."""
-        return []
-
-    def event(self, event: Event) -> list[dict[str, Any]]:
-        """The chunks for one event of the engine; often one, sometimes none."""
-        match event:
-            case Delta(index=index, text=text, logprobs=tokens):
-                if not text and not tokens:
-                    return []
-                logprobs, self._offsets[index] = _logprobs(tokens, offset=self._offsets[index])
-                return [self._chunk(_choice(index, text, logprobs, None))]
-            case Finished(index=index, reason=reason):
-                self._running -= 1
-                chunk = self._chunk(_choice(index, "", None, reason))
-                if self._running:
-                    return [chunk]
-                self._last = chunk  # held back for what Done brings
-                return []
-            case Done():
-                return self._end(event)
-        return []
-
-    def _end(self, done: Done) -> list[dict[str, Any]]:
-        chunks = [] if self._last is None else [self._last]
-        if self._include_usage:
-            chunks.append(self._opening() | {"choices": [], "usage": usage(done)})
-        return [*chunks[:-1], chunks[-1] | provenance(self._head, done)] if chunks else []
-
-    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return self._opening() | {"choices": [choice]} | ({"usage": None} if self._include_usage else {})
-
-    def _opening(self) -> dict[str, Any]:
-        return opening(self._head, prefix="cmpl", kind="text_completion")
+    def _choice(self, index: int, text: str, tokens: TokenLogprobs, reason: FinishReason | None) -> Choice:
+        logprobs, self._offsets[index] = _logprobs(tokens, offset=self._offsets[index])
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _refuse(body: dict[str, Any]) -> None:
@@ -193,11 +191,7 @@ def _refuse(body: dict[str, Any]) -> None:
         raise unsupported(("best_of",), "is not supported; ask for n answers and choose among them")
 
 
-def _choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-
-
-def _logprobs(tokens: TokenLogprobs, *, offset: int) -> tuple[dict[str, Any] | None, int]:
+def _logprobs(tokens: TokenLogprobs, *, offset: int) -> tuple[Logprobs | None, int]:
     """The four parallel lists of the older shape, and where the next token's text begins, in characters."""
     if not tokens:
         return None, offset
@@ -215,3 +209,17 @@ def _logprobs(tokens: TokenLogprobs, *, offset: int) -> tuple[dict[str, Any] | N
         "top_logprobs": top if wanted else None,
         "text_offset": offsets,
     }, offset
+
+
+CONTRACT = GenerationContract(
+    name="openai_completions",
+    prefix="Completions",
+    paths={"/v1/completions": "Continue a text"},
+    shape=Shape(title="completion", example="{'prompt': ...}", fields=("prompt",)),
+    request=Request,
+    answer=TypeAdapter(Response),
+    errors=OPENAI,
+    decode=decode,
+    encode=encode,
+    chunks=CompletionChunks,
+)

@@ -2,56 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
+from steelyard_runtime.contracts.contract import Contract
 from steelyard_runtime.contracts.validation import quote, shorten
 from steelyard_runtime.errors import Kind, Problem
 
-Shape = Literal["semif", "systemone", "openai_decisions", "chat", "completions", "embeddings"]
-
-SHAPES = (
-    "{'decision': {...}} or {'decisions': [...]} (decisions), "
-    "{'state': ..., 'questions': {...}} (System One), "
-    "{'model': ..., 'input': ..., 'questions': [...]} (OpenAI Decisions), "
-    "{'messages': [...]} (chat), {'prompt': ...} (completion), {'input': ...} without questions (embeddings)"
-)
+_JSON_TYPES = {dict: "an object", list: "an array"}
 
 
-def shape(body: Any) -> Shape:
-    """The contract of ``body``, to be decoded by the module of that name.
+def contract_of(body: Any, contracts: Sequence[Contract[Any, Any]]) -> Contract[Any, Any]:
+    """Return the one of ``contracts`` whose shape ``body`` has.
 
     Raises:
         Problem: ``UNKNOWN_SHAPE`` when the body has none of the shapes, or more than one; the message lists them.
     """
     if not isinstance(body, dict):
-        raise _unknown(f"The body must be a JSON object; got {quote(body)}.")
-    found: dict[Shape, str] = {}
-    if "decision" in body or "decisions" in body:
-        found["semif"] = "decision" if "decision" in body else "decisions"
-    if "questions" in body:
-        questions = body["questions"]
-        if isinstance(questions, dict):
-            found["systemone"] = "questions"
-        elif isinstance(questions, list):
-            found["openai_decisions"] = "questions"
-        else:
-            raise _unknown(
-                f"'questions' must be an object (System One) or an array (OpenAI Decisions); got {quote(questions)}."
-            )
-    elif "input" in body:
-        found["embeddings"] = "input"
-    if "messages" in body:
-        found["chat"] = "messages"
-    if "prompt" in body:
-        found["completions"] = "prompt"
+        raise _unknown(f"The body must be a JSON object; got {quote(body)}.", contracts)
+    found = [(name, contract) for contract in contracts if (name := contract.shape.field_in(body))]
+    if misfit := _misfit(body, contracts):
+        raise _unknown(misfit, contracts)
     if len(found) == 1:
-        return next(iter(found))
+        return found[0][1]
     if found:
-        fields = ", ".join(f"'{field}'" for field in found.values())
-        raise _unknown(f"The fields {fields} belong to different shapes; send one of them.")
+        fields = ", ".join(f"'{name}'" for name, _ in found)
+        raise _unknown(f"The fields {fields} belong to different shapes; send one of them.", contracts)
     names = ", ".join(repr(shorten(name)) for name in list(body)[:8]) or "none"
-    raise _unknown(f"No known shape; the fields are: {names}{', …' if len(body) > 8 else ''}.")
+    raise _unknown(f"No known shape; the fields are: {names}{', …' if len(body) > 8 else ''}.", contracts)
 
 
-def _unknown(what: str) -> Problem:
-    return Problem(Kind.UNKNOWN_SHAPE, f"{what} The shapes of a request are: {SHAPES}.")
+def _misfit(body: dict[str, Any], contracts: Sequence[Contract[Any, Any]]) -> str:
+    """Return what is wrong with a field that tells contracts apart by its JSON type, and has none of theirs."""
+    shapes = [contract.shape for contract in contracts]
+    for name in dict.fromkeys(name for shape in shapes if shape.holds for name in shape.fields):
+        meant = [shape for shape in shapes if name in shape.fields]
+        if name in body and not any(shape.field_in(body) == name for shape in meant):
+            types = " or ".join(f"{_JSON_TYPES[shape.holds]} ({shape.title})" for shape in meant if shape.holds)
+            return f"'{name}' must be {types}; got {quote(body[name])}."
+    return ""
+
+
+def _unknown(what: str, contracts: Sequence[Contract[Any, Any]]) -> Problem:
+    shapes = ", ".join(f"{contract.shape.example} ({contract.shape.title})" for contract in contracts)
+    return Problem(Kind.UNKNOWN_SHAPE, f"{what} The shapes of a request are: {shapes}.")

@@ -6,8 +6,11 @@ import base64
 import struct
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictInt, StrictStr
+from pydantic import Field, StrictInt, StrictStr, TypeAdapter
 
+from steelyard_runtime.contracts.contract import EmbeddingContract, Shape
+from steelyard_runtime.contracts.error_formats import OPENAI
+from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.contracts.model_names import MODEL
 from steelyard_runtime.contracts.neutral import IgnoredText, Neutral
 from steelyard_runtime.contracts.openai_text import (
@@ -19,13 +22,10 @@ from steelyard_runtime.contracts.openai_text import (
     unsupported,
 )
 from steelyard_runtime.contracts.validation import NonEmpty, Path, Strict
-from steelyard_runtime.errors import openai_error
+from steelyard_runtime.contracts.wire import Count, Open, Sha256, Wire
 from steelyard_runtime.generation import EmbeddingRequest, Embeddings
 
-NAME = "openai_embeddings"
 MAX_INPUTS = 2048
-
-error = openai_error
 
 
 class Request(Strict):
@@ -57,7 +57,7 @@ class Request(Strict):
 _UNIONS: tuple[Path, ...] = (("input",),)
 
 
-def decode(body: Any) -> EmbeddingRequest:
+def decode(body: Any, limits: Limits) -> EmbeddingRequest:  # noqa: ARG001 - as every contract's
     """The request in a body.
 
     Raises:
@@ -80,9 +80,35 @@ def decode(body: Any) -> EmbeddingRequest:
     )
 
 
-def encode(request: EmbeddingRequest, result: Embeddings) -> dict[str, Any]:
+class Embedding(Wire):
+    """The vector of one text, as numbers or as base64."""
+
+    object: Literal["embedding"]
+    index: Count
+    embedding: list[float] | str
+    x_prompt_sha256: Sha256
+
+
+class Usage(Wire):
+    """Tokens of all texts."""
+
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class Response(Wire):
+    """The vectors, in the order of the texts."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+    x_identity: Open
+
+
+def encode(request: EmbeddingRequest, result: Embeddings) -> Response:
     """The body of an answer."""
-    data = [
+    data: list[Embedding] = [
         {
             "object": "embedding",
             "index": index,
@@ -102,3 +128,21 @@ def encode(request: EmbeddingRequest, result: Embeddings) -> dict[str, Any]:
 
 def _base64(vector: tuple[float, ...]) -> str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")
+
+
+CONTRACT = EmbeddingContract(
+    name="openai_embeddings",
+    prefix="Embeddings",
+    paths={"/v1/embeddings": "Embed texts, where the model gives embeddings"},
+    shape=Shape(
+        title="embeddings",
+        example="{'input': ...} without questions",
+        fields=("input",),
+        without=("questions",),
+    ),
+    request=Request,
+    answer=TypeAdapter(Response),
+    errors=OPENAI,
+    decode=decode,
+    encode=encode,
+)

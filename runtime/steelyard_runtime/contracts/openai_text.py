@@ -1,31 +1,32 @@
-"""What the OpenAI contracts that generate text have in common: sampling fields, refusals, bodies and events."""
+"""What the OpenAI contracts that generate text have in common: sampling fields, refusals, bodies and chunks."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Collection, Sequence
-from typing import Annotated, Any, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Discriminator, Field, StrictFloat, StrictInt, StrictStr, Tag, ValidationError
 
+from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.contracts.model_names import MODEL
 from steelyard_runtime.contracts.neutral import IgnoredText, Neutral, is_neutral
 from steelyard_runtime.contracts.server_fields import ServerFields
-from steelyard_runtime.contracts.validation import Path, Strict, from_pydantic, invalid, quote, shorten
-from steelyard_runtime.engine.interface import Done, TokenLogprob
-from steelyard_runtime.errors import Detail, Kind, Problem, openai_error
-from steelyard_runtime.generation import Head
+from steelyard_runtime.contracts.validation import SETTING, Path, Strict, from_pydantic, invalid, quote, shorten
+from steelyard_runtime.contracts.wire import Count, Milliseconds, Open, Sha256, Wire
+from steelyard_runtime.engine.interface import Delta, Done, Event, Finished, TokenLogprob
+from steelyard_runtime.errors import Detail, Kind, Problem
+from steelyard_runtime.generation import Head, TokenLogprobs
+from steelyard_runtime.settings import MAX_CHOICES
 
 MAX_STOP_STRINGS = 4
 MAX_LOGIT_BIASES = 1024
 MAX_INT32 = 2**31 - 1
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 LOWEST_LOGPROB = -9999.0
-
-SSE_DONE = b"data: [DONE]\n\n"
-SSE_MEDIA_TYPE = "text/event-stream"
 
 TEXT = Tag("text")
 LIST = Tag("list")
@@ -87,11 +88,12 @@ class SamplingFields(ServerFields):
                 Annotated[StrictStr, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")],
                 Annotated[StrictFloat, Field(ge=-100, le=100)],
             ],
-            Field(max_length=MAX_LOGIT_BIASES),
+            # pydantic says what keys of the pattern hold, and not that there are no others.
+            Field(max_length=MAX_LOGIT_BIASES, json_schema_extra={"additionalProperties": False}),
         ]
         | None
     ) = Field(None, description="Added to the logits of tokens, by token id.")
-    n: Annotated[StrictInt, Field(ge=1, le=128)] | None = Field(
+    n: Annotated[StrictInt, Field(ge=1, le=MAX_CHOICES, json_schema_extra={SETTING: "max_choices"})] | None = Field(
         None, description="Answers to generate, up to the server's max_choices; default 1."
     )
     stream: bool | None = Field(None, description="Send the answer as server-sent events.")
@@ -129,15 +131,17 @@ def unsupported(loc: tuple[str | int, ...], message: str) -> Problem:
     return Problem(Kind.UNSUPPORTED, f"{param}: {message}", param=param, details=(Detail(loc, message, "unsupported"),))
 
 
-def sampling(fields: SamplingFields, *, max_choices: int) -> dict[str, Any]:
+def sampling(fields: SamplingFields, *, limits: Limits) -> dict[str, Any]:
     """The part of a ``GenerationRequest`` that all contracts share, as keyword arguments.
 
     Raises:
-        Problem: INVALID, for more choices than ``max_choices``, ``include_usage`` without ``stream``, or a window of
+        Problem: INVALID, for more choices than the server allows, ``include_usage`` without ``stream``, or a window of
             penalties that are not the whole answer's.
     """
-    if fields.n is not None and fields.n > max_choices:
-        raise invalid(("n",), f"must be at most {max_choices} (the server's setting max_choices); got {fields.n}")
+    if fields.n is not None and fields.n > limits.max_choices:
+        raise invalid(
+            ("n",), f"must be at most {limits.max_choices} (the server's setting max_choices); got {fields.n}"
+        )
     include_usage = bool(fields.stream_options and fields.stream_options.include_usage)
     if include_usage and not fields.stream:
         raise invalid(("stream_options",), "is only allowed with stream: true; remove it, or stream")
@@ -168,19 +172,72 @@ def sampling(fields: SamplingFields, *, max_choices: int) -> dict[str, Any]:
     }
 
 
-def opening(head: Head, *, prefix: str, kind: str) -> dict[str, Any]:
-    """The fields that every body of an answer begins with."""
-    return {
-        "id": f"{prefix}-{head.id}",
-        "object": kind,
-        "created": head.created,
-        "model": head.model,
-        "system_fingerprint": fingerprint(head.identity),
-    }
+FinishReason = Literal["stop", "length"]
 
 
-def provenance(head: Head, done: Done) -> dict[str, Any]:
-    """Our own fields: what answered, to which exact prompt, at which cost. Times are milliseconds."""
+class CachedTokens(Wire):
+    """Of a prompt's tokens, those reused."""
+
+    cached_tokens: Count
+
+
+class Usage(Wire):
+    """Token counts as OpenAI has them."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: CachedTokens
+
+
+class GenerationTokens(Wire):
+    """Tokens of all prompts and of all choices."""
+
+    prompt: Count
+    evaluated: Count
+    reused: Count
+    generated: Count
+
+
+class GenerationTimes(Wire):
+    """Milliseconds."""
+
+    queue_ms: Milliseconds
+    prefill_ms: Milliseconds
+    generate_ms: Milliseconds
+
+
+class Opening(Wire):
+    """What every body of an answer says of it."""
+
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class Provenance(Wire):
+    """What answered, to which exact prompt, at which cost; several prompts have a list of hashes."""
+
+    x_identity: Open
+    x_prompt_sha256: Sha256 | list[Sha256]
+    x_tokens: GenerationTokens
+    x_timing: GenerationTimes
+
+
+class WholeAnswer(Opening, Provenance):
+    """A whole answer, but for its ``object`` and its choices."""
+
+    id: str
+    usage: Usage
+
+
+def opening(head: Head) -> Opening:
+    """The fields that every body of an answer has."""
+    return {"created": head.created, "model": head.model, "system_fingerprint": fingerprint(head.identity)}
+
+
+def provenance(head: Head, done: Done) -> Provenance:
+    """The fields that say how an answer came about."""
     return {
         "x_identity": head.identity,
         "x_prompt_sha256": head.prompt_sha256[0] if len(head.prompt_sha256) == 1 else list(head.prompt_sha256),
@@ -198,7 +255,7 @@ def provenance(head: Head, done: Done) -> dict[str, Any]:
     }
 
 
-def usage(done: Done) -> dict[str, Any]:
+def usage(done: Done) -> Usage:
     """Token counts as OpenAI has them; a reused token is a cached one."""
     return {
         "prompt_tokens": done.tokens.prompt,
@@ -206,6 +263,61 @@ def usage(done: Done) -> dict[str, Any]:
         "total_tokens": done.tokens.prompt + done.generated_tokens,
         "prompt_tokens_details": {"cached_tokens": done.tokens.reused},
     }
+
+
+class Chunks(ABC):
+    """The bodies of a streamed answer, one event after the other.
+
+    The last chunk of a stream carries what a whole answer carries beside its choices: the ``x_`` fields, and, with
+    ``include_usage``, the usage in a chunk of its own without choices.
+
+    Args:
+        head: Of the answer.
+        n: How many choices.
+        include_usage: The caller's wish.
+    """
+
+    prefix: ClassVar[str]
+    kind: ClassVar[str]
+
+    def __init__(self, head: Head, *, n: int, include_usage: bool) -> None:
+        self._head = head
+        self._opening = {"id": f"{self.prefix}-{head.id}", "object": self.kind, **opening(head)}
+        self._include_usage = include_usage
+        self._n = self._running = n
+        self._last: dict[str, Any] = {}
+
+    def start(self) -> list[dict[str, Any]]:
+        """The chunks before any text."""
+        return []
+
+    def event(self, event: Event) -> list[dict[str, Any]]:
+        """The chunks for one event of the engine; often one, sometimes none."""
+        match event:
+            case Delta(index=index, text=text, logprobs=tokens) if text or tokens:
+                return [self._chunk(self._choice(index, text, tokens, None))]
+            case Finished(index=index, reason=reason):
+                self._running -= 1
+                chunk = self._chunk(self._choice(index, "", (), reason))
+                if self._running:
+                    return [chunk]
+                self._last = chunk  # held back for what Done brings
+            case Done():
+                return self._end(event)
+        return []
+
+    @abstractmethod
+    def _choice(self, index: int, text: str, tokens: TokenLogprobs, reason: FinishReason | None) -> Mapping[str, Any]:
+        """One choice of a chunk: with text, or at its end with a reason."""
+
+    def _end(self, done: Done) -> list[dict[str, Any]]:
+        chunks = [self._last] if self._last else []
+        if self._include_usage:
+            chunks.append({**self._opening, "choices": [], "usage": usage(done)})
+        return [*chunks[:-1], {**chunks[-1], **provenance(self._head, done)}] if chunks else []
+
+    def _chunk(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self._opening, "choices": [choice], **({"usage": None} if self._include_usage else {})}
 
 
 def fingerprint(identity: dict[str, Any]) -> str:
@@ -225,18 +337,6 @@ def token_text(token: TokenLogprob) -> str:
 def finite(logprob: float) -> float:
     """A logprob that JSON can carry: -9999.0 for an impossible token."""
     return max(logprob, LOWEST_LOGPROB) if math.isfinite(logprob) else LOWEST_LOGPROB
-
-
-def sse(payload: dict[str, Any]) -> bytes:
-    """One server-sent event."""
-    return (
-        b"data: " + json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
-    )
-
-
-def sse_error(problem: Problem) -> bytes:
-    """The last event of a stream that failed; no ``[DONE]`` follows it."""
-    return sse(openai_error(problem)[1])
 
 
 def _unsupported_fields(names: Sequence[str], model: type[Strict]) -> Problem:

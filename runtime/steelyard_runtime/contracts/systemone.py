@@ -11,18 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, StrictStr, ValidationError, WithJsonSchema
+from pydantic import BeforeValidator, Discriminator, Field, StrictStr, TypeAdapter, ValidationError, WithJsonSchema
 
-from steelyard_runtime.contracts import model_names
 from steelyard_runtime.contracts.answer_details import (
+    Extensions,
     ModelIdentity,
+    TotalTime,
     argmax,
     choice_confidence,
     expected_level,
     extensions,
     score_confidence,
 )
-from steelyard_runtime.contracts.limits import MAX_OPTIONS, Limits
+from steelyard_runtime.contracts.contract import AskedDecisions, DecisionContract, Shape
+from steelyard_runtime.contracts.error_formats import SYSTEM_ONE
+from steelyard_runtime.contracts.limits import Limits
+from steelyard_runtime.contracts.model_names import GENERIC_NAMES
 from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
@@ -32,17 +36,15 @@ from steelyard_runtime.contracts.validation import (
     Lenient,
     MaybeContent,
     Path,
+    Sized,
     Strict,
     fault,
     from_pydantic,
-    sized,
     unsupported,
 )
+from steelyard_runtime.contracts.wire import Count, Open, Probability, Wire
 from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Option, Question
-from steelyard_runtime.errors import Problem, systemone_error
-
-NAME = "systemone"
-GENERIC_NAMES = model_names.GENERIC_NAMES | {"jev-latest"}
+from steelyard_runtime.settings import MAX_OPTIONS, MAX_QUESTIONS
 
 MAX_LEVELS = 10
 NOUL_INSTRUCTIONS = "Does this apply to the state: yes or no?"
@@ -84,10 +86,10 @@ class Choice(Strict):
         dict[str, MaybeContent],
         Field(
             description="Option names with what each means. " + RULE,
-            json_schema_extra={"minProperties": 2, "maxProperties": MAX_OPTIONS, "propertyNames": {"pattern": PATTERN}},
+            json_schema_extra={"propertyNames": {"pattern": PATTERN}},
         ),
         BeforeValidator(_named_options),
-        sized(dict, "option", low=2, high=lambda limits: limits.max_options, setting="max_options", bound=MAX_OPTIONS),
+        Sized("option", low=2, most=MAX_OPTIONS, setting="max_options"),
     ]
 
 
@@ -98,8 +100,8 @@ class Score(Strict):
     instructions: MaybeContent = None
     criteria: Annotated[
         list[MaybeContent],
-        Field(description="The levels, low to high.", json_schema_extra={"minItems": 2, "maxItems": MAX_LEVELS}),
-        sized(list, "level", low=2, high=lambda limits: limits.max_options, setting="max_options", bound=MAX_LEVELS),
+        Field(description="The levels, low to high."),
+        Sized("level", low=2, most=MAX_LEVELS, setting="max_options"),
     ]
 
 
@@ -127,10 +129,10 @@ class Request(Lenient):
         dict[str, Annotated[Noul | Choice | Score, Discriminator("type")]],
         Field(
             description="Questions by id; the answers come back under the same ids.",
-            json_schema_extra={"minProperties": 1, "propertyNames": {"minLength": 1}},
+            json_schema_extra={"propertyNames": {"minLength": 1}},
         ),
         BeforeValidator(_named_questions),
-        sized(dict, "question", low=1, high=lambda limits: limits.max_questions, setting="max_questions"),
+        Sized("question", low=1, most=MAX_QUESTIONS, setting="max_questions"),
     ]
     x_layout: Layout | None = LAYOUT
     assets: Annotated[None, BeforeValidator(_no_assets), WithJsonSchema({"enum": [None, {}, []]})] = Field(
@@ -139,19 +141,16 @@ class Request(Lenient):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoded:
+class Decoded(AskedDecisions):
     """A valid request; ``ids`` and ``types`` are in the order of ``request.questions``."""
 
-    request: DecisionRequest
     ids: tuple[str, ...]
     types: tuple[Literal["noul", "choice", "score"], ...]
     legends: tuple[tuple[str, ...], ...]
     """The texts of a score's levels as its answer reports them; empty for the other types."""
-    model: str | None = None
-    """The name that the caller gave the model."""
 
 
-def decode(body: Any, *, limits: Limits) -> Decoded:
+def decode(body: Any, limits: Limits) -> Decoded:
     """The questions of a body.
 
     Raises:
@@ -175,12 +174,55 @@ def decode(body: Any, *, limits: Limits) -> Decoded:
     )
 
 
-def encode(decoded: Decoded, answers: Sequence[Answer], *, identity: ModelIdentity, timing_ms: float) -> dict[str, Any]:
+class NoulAnswer(Extensions):
+    """The probability of yes."""
+
+    type: Literal["noul"]
+    noul: Probability
+
+
+class ChoiceAnswer(Extensions):
+    """The likeliest option, and how likely each is."""
+
+    type: Literal["choice"]
+    choice: str
+    probabilities: dict[str, Probability]
+    confidence: Probability
+
+
+class ScoreAnswer(Extensions):
+    """The expected level; ``legend`` and ``probabilities`` are by the levels' numbers."""
+
+    type: Literal["score"]
+    score: Annotated[float, Field(ge=0)]
+    legend: dict[str, str]
+    probabilities: dict[str, Probability]
+    confidence: Probability
+
+
+class Usage(Wire):
+    """Tokens of all prompts, reused ones included."""
+
+    input_tokens: Count
+    output_tokens: Literal[0]
+
+
+class Response(Wire):
+    """The answers, by the questions' ids."""
+
+    model: str
+    answers: dict[str, NoulAnswer | ChoiceAnswer | ScoreAnswer]
+    usage: Usage
+    x_identity: Open
+    x_timing: TotalTime
+
+
+def encode(decoded: Decoded, answers: Sequence[Answer], identity: ModelIdentity, timing_ms: float) -> Response:
     """The response body. ``usage.input_tokens`` is the sum of the questions' prompts, reused tokens included."""
     return {
         "model": identity.model_id,
         "answers": {
-            question_id: _answer(kind, question, legend, answer) | extensions(answer)
+            question_id: _answer(kind, question, legend, answer)
             for question_id, kind, question, legend, answer in zip(
                 decoded.ids, decoded.types, decoded.request.questions, decoded.legends, answers, strict=True
             )
@@ -189,11 +231,6 @@ def encode(decoded: Decoded, answers: Sequence[Answer], *, identity: ModelIdenti
         "x_identity": identity.summary(),
         "x_timing": {"total_ms": timing_ms},
     }
-
-
-def error(problem: Problem) -> tuple[int, dict[str, Any]]:
-    """Status and body of a request that failed."""
-    return systemone_error(problem)
 
 
 def _question(question: Noul | Choice | Score) -> Question:
@@ -242,10 +279,12 @@ def _legend(question: Noul | Choice | Score) -> tuple[str, ...]:
     )
 
 
-def _answer(kind: str, question: Question, legend: tuple[str, ...], answer: Answer) -> dict[str, Any]:
+def _answer(
+    kind: str, question: Question, legend: tuple[str, ...], answer: Answer
+) -> NoulAnswer | ChoiceAnswer | ScoreAnswer:
     probabilities = answer.probabilities
     if kind == "noul":
-        return {"type": "noul", "noul": probabilities[0]}
+        return {"type": "noul", "noul": probabilities[0], **extensions(answer)}
     by_option = {option.id: p for option, p in zip(question.options, probabilities, strict=True)}
     if kind == "choice":
         return {
@@ -253,6 +292,7 @@ def _answer(kind: str, question: Question, legend: tuple[str, ...], answer: Answ
             "choice": question.options[argmax(probabilities)].id,
             "probabilities": by_option,
             "confidence": choice_confidence(probabilities),
+            **extensions(answer),
         }
     return {
         "type": "score",
@@ -260,4 +300,24 @@ def _answer(kind: str, question: Question, legend: tuple[str, ...], answer: Answ
         "legend": {str(index): text for index, text in enumerate(legend)},
         "probabilities": by_option,
         "confidence": score_confidence(probabilities),
+        **extensions(answer),
     }
+
+
+CONTRACT = DecisionContract(
+    name="systemone",
+    prefix="SystemOne",
+    paths={"/v1/systemone": "Decisions: System One"},
+    shape=Shape(
+        title="System One",
+        example="{'state': ..., 'questions': {...}}",
+        fields=("questions",),
+        holds=dict,
+    ),
+    request=Request,
+    answer=TypeAdapter(Response),
+    errors=SYSTEM_ONE,
+    generic_names=GENERIC_NAMES | {"jev-latest"},
+    decode=decode,
+    encode=encode,
+)

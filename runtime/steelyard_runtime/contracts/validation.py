@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainValidator,
     StrictStr,
     StringConstraints,
@@ -27,7 +28,8 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.errors import Detail, Kind, Problem
@@ -297,39 +299,53 @@ MaybeContent = Annotated[
 """A string, an object, an array or null."""
 
 
-def sized(
-    container: type[list[Any]] | type[dict[str, Any]],
-    noun: str,
-    *,
-    low: int,
-    high: Callable[[Limits], int],
-    setting: str,
-    bound: int | None = None,
-) -> BeforeValidator:
-    """Bounds the size of an array or object before its items are looked at.
+SETTING = "x-setting"
+"""In a JSON schema: the server's setting that lowers the limit beside it."""
+Setting = Literal["max_questions", "max_options", "max_choices"]
+
+
+class Sized:
+    """An annotation of an array or object: its size is bounded before its items are looked at.
 
     Args:
-        container: ``list`` or ``dict``; anything else is left to the type's own check.
         noun: What is counted, singular.
         low: Fewest.
-        high: Most, by the server's limits.
-        setting: The server's setting that raises ``high``; named to the caller where it is what limits.
-        bound: Most in the contract, which no setting raises.
+        most: Most in the contract, which no setting raises.
+        setting: The server's setting that allows fewer; named to the caller where it is what limits.
     """
 
-    def check(value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, container):
-            allowed = high(_limits(info))
-            most = allowed if bound is None else min(allowed, bound)
-            remedy = "" if most == bound else f" (the server's setting {setting})"
-            if len(value) < low:
-                wanted = f"at least {low}" if remedy else f"{low} to {most}"
-                raise fault("too_short", f"{count(len(value), noun)}; {wanted} must be given")
-            if len(value) > most:
-                raise fault("too_long", f"{count(len(value), noun)}; the limit is {most}{remedy}")
-        return value
+    def __init__(self, noun: str, *, low: int, most: int, setting: Setting) -> None:
+        self._noun = noun
+        self._low = low
+        self._most = most
+        self._setting: Setting = setting
 
-    return BeforeValidator(check)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Check the size before anything else."""
+        container = get_origin(source)
+
+        def check(value: Any, info: ValidationInfo) -> Any:
+            if isinstance(value, container):  # anything else is left to the type's own check
+                self._check(len(value), _limits(info))
+            return value
+
+        return core_schema.with_info_before_validator_function(check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Give the bounds, and the setting that lowers the upper one."""
+        found = handler(schema)
+        counted = "Items" if found["type"] == "array" else "Properties"
+        return found | {f"min{counted}": self._low, f"max{counted}": self._most, SETTING: self._setting}
+
+    def _check(self, size: int, limits: Limits) -> None:
+        allowed: int = getattr(limits, self._setting)
+        most = min(allowed, self._most)
+        remedy = "" if most == self._most else f" (the server's setting {self._setting})"
+        if size < self._low:
+            wanted = f"at least {self._low}" if remedy else f"{self._low} to {most}"
+            raise fault("too_short", f"{count(size, self._noun)}; {wanted} must be given")
+        if size > most:
+            raise fault("too_long", f"{count(size, self._noun)}; the limit is {most}{remedy}")
 
 
 def refuse_repeated(values: Iterable[str | bool], what: str) -> None:

@@ -2,70 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from structlog.typing import FilteringBoundLogger
 
+from steelyard_runtime.contracts.contract import Contract
+from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.errors import Kind, Problem
+from steelyard_runtime.http.error_paths import format_of_paths
 from steelyard_runtime.http.observability.logs import make_log
 from steelyard_runtime.http.observability.metrics import Metrics
 from steelyard_runtime.http.observability.middleware import Observe
 from steelyard_runtime.http.openapi import document
 from steelyard_runtime.http.places import Places
 from steelyard_runtime.http.responses import problem_response
-from steelyard_runtime.http.routes import decisions, embeddings, generation, operations
-from steelyard_runtime.http.routes.common import posted
-from steelyard_runtime.http.routes.invocations import dispatch_invocation
+from steelyard_runtime.http.routes.table import operations
 from steelyard_runtime.http.runtime import Runtime
 from steelyard_runtime.http.unread_body import UnreadBody
 
-GET, POST = ["GET"], ["POST"]
 
-ROUTES: tuple[Route, ...] = (
-    # SageMaker AI
-    Route("/ping", operations.ping, methods=GET),
-    Route("/invocations", posted(dispatch_invocation), methods=POST),
-    Route("/execution-parameters", operations.execution_parameters, methods=GET),
-    # Decisions
-    Route("/v1/systemone", posted(decisions.decide_systemone), methods=POST),
-    Route("/v1/decisions", posted(decisions.decide_openai), methods=POST),
-    # Generation and embeddings
-    Route("/v1/chat/completions", posted(generation.chat), methods=POST),
-    Route("/openai/v1/chat/completions", posted(generation.chat), methods=POST),
-    Route("/v1/completions", posted(generation.complete), methods=POST),
-    Route("/v1/embeddings", posted(embeddings.embed), methods=POST),
-    # Operations
-    Route("/v1/models", operations.models, methods=GET),
-    Route("/v1/models/{model:path}", operations.model, methods=GET),
-    Route("/v1/identity", operations.identity, methods=GET),
-    Route("/health", operations.health, methods=GET),
-    Route("/metrics", operations.metrics, methods=GET),
-    Route("/openapi.json", operations.openapi, methods=GET),
-)
-
-
-def create_app(runtime: Runtime, *, log: FilteringBoundLogger | None = None) -> Starlette:
-    """The ASGI application over ``runtime``, whose services may arrive later."""
+def create_app(
+    runtime: Runtime,
+    *,
+    contracts: Sequence[Contract[Any, Any]] = CONTRACTS,
+    log: FilteringBoundLogger | None = None,
+) -> Starlette:
+    """The ASGI application over ``runtime``, whose services may arrive later; it speaks ``contracts``."""
     metrics = Metrics(runtime)
+    served = operations(contracts)
     app = Starlette(
-        routes=list[BaseRoute](ROUTES),
+        routes=[Route(each.path, each.endpoint, methods=[each.method]) for each in served],
         exception_handlers={Problem: _on_problem, HTTPException: _on_http_exception},
         middleware=[
             Middleware(UnreadBody),
-            Middleware(Observe, runtime=runtime, log=log or make_log(runtime.settings), metrics=metrics),
+            Middleware(
+                Observe,
+                runtime=runtime,
+                log=log or make_log(runtime.settings),
+                metrics=metrics,
+                format_of=format_of_paths(served),
+            ),
             Middleware(Places, connections=runtime.connections),
         ],
     )
     app.router.redirect_slashes = False
     app.state.runtime = runtime
     app.state.metrics = metrics
-    app.state.openapi = document(runtime.settings)
+    app.state.openapi = document(runtime.settings, contracts)
     return app
 
 
@@ -82,6 +73,6 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         message = f"{request.method[:20]} is not possible on {request.scope['route'].path_format}; use {allowed}."
         return problem_response(request, Problem(Kind.METHOD_NOT_ALLOWED, message, headers={"allow": allowed}))
     if error.status_code == HTTPStatus.NOT_FOUND:
-        known = ", ".join(route.path_format for route in ROUTES)
+        known = ", ".join(route.path_format for route in request.app.routes)
         return problem_response(request, Problem(Kind.NOT_FOUND, f"There is no such path. There are: {known}."))
     raise error

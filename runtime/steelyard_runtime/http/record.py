@@ -9,9 +9,9 @@ from typing import Any
 
 from starlette.requests import Request
 
+from steelyard_runtime.contracts.error_formats import ErrorFormat
 from steelyard_runtime.decision import Answer, TokenCounts
 from steelyard_runtime.engine.interface import Done
-from steelyard_runtime.http.error_shapes import ErrorShape
 
 OK = "ok"
 CLIENT_LEFT = "client_left"
@@ -24,7 +24,7 @@ class RequestRecord:
 
     Attributes:
         request_id: Sent back in the response's headers.
-        shape: How an error is written for this request.
+        errors: How a problem is reported to this request.
         contract: Name of the contract, ``"none"`` for routes without one and before dispatch.
         outcome: ``"ok"``, ``"client_left"`` or the name of an error kind.
         started: ``time.perf_counter()`` when its headers had arrived.
@@ -34,7 +34,7 @@ class RequestRecord:
     """
 
     request_id: str
-    shape: ErrorShape
+    errors: ErrorFormat[Any]
     started: float = field(default_factory=time.perf_counter)
     contract: str = "none"
     outcome: str = OK

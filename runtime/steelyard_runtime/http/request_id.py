@@ -9,6 +9,8 @@ from starlette.datastructures import Headers
 
 # The one free-form header that SageMaker passes both ways. [contracts: SageMaker]
 ATTRIBUTES_HEADER = "x-amzn-sagemaker-custom-attributes"
+INVOCATIONS = "/invocations"
+"""The path that SageMaker calls, and so the one whose answers carry that header."""
 _SAFE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 

@@ -1,4 +1,4 @@
-"""The three kinds of response: JSON, a problem in its contract's shape, a stream of server-sent events."""
+"""The three kinds of response: JSON, a problem in its contract's format, a stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def problem_response(request: Request, problem: Problem) -> Response:
     """The one place where a problem becomes a response: status and body of the contract, ``Retry-After``, outcome."""
     record = record_of(request)
     record.outcome = problem.kind.value
-    status, body = record.shape(problem)
+    status, body = record.errors.render(problem)
     headers = dict(problem.headers)
     if problem.retry_after_ms is not None:
         headers["retry-after"] = str(math.ceil(problem.retry_after_ms / 1000))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from steelyard_runtime.chat_template import ChatTemplate
-from steelyard_runtime.contracts.openai_text import SSE_DONE, sse, sse_error
 from steelyard_runtime.decision import TokenCounts
 from steelyard_runtime.engine.interface import (
     Cancel,
@@ -33,28 +32,6 @@ from steelyard_runtime.services.preparation import Preparing
 from steelyard_runtime.services.prompts import check_length, longest_text, prompt_sha256, tokens_to_generate
 from steelyard_runtime.services.waiting import answered, patience_s, too_late
 from steelyard_runtime.settings import Settings
-
-
-class Encoder(Protocol):
-    """A contract's chunks of a streamed answer."""
-
-    def start(self) -> list[dict[str, Any]]:
-        """Chunks before any event."""
-        ...
-
-    def event(self, event: Event) -> list[dict[str, Any]]:
-        """Chunks for one event."""
-        ...
-
-
-class GenerationEvents(Protocol):
-    """What a stream is made from: a ``Generation``, or something around one that watches its events."""
-
-    async def __aenter__(self) -> GenerationEvents: ...
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-    def __aiter__(self) -> AsyncIterator[Delta | Finished | Done]: ...
 
 
 class Generation:
@@ -363,20 +340,6 @@ class ChatService:
             n=request.n,
             caller=caller,
         )
-
-
-async def server_sent_events(generation: GenerationEvents, encoder: Encoder) -> AsyncGenerator[bytes, None]:
-    """The body of a streamed answer: the contract's chunks, then ``[DONE]``; after a failure its error, and no more."""
-    async with generation:
-        try:
-            for chunk in encoder.start():
-                yield sse(chunk)
-            async for event in generation:
-                for chunk in encoder.event(event):
-                    yield sse(chunk)
-            yield SSE_DONE
-        except Problem as problem:
-            yield sse_error(problem)
 
 
 def _forwarder(

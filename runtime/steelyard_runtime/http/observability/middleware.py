@@ -13,12 +13,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.typing import FilteringBoundLogger
 
+from steelyard_runtime.contracts.error_formats import FormatOf
 from steelyard_runtime.errors import Kind, Problem
-from steelyard_runtime.http.error_shapes import shape_for_path
 from steelyard_runtime.http.observability.logs import LineBudget, Repeats, describe_exception
 from steelyard_runtime.http.observability.metrics import Metrics
 from steelyard_runtime.http.record import CLIENT_LEFT, RequestRecord, attach
-from steelyard_runtime.http.request_id import request_id_from, response_headers
+from steelyard_runtime.http.request_id import INVOCATIONS, request_id_from, response_headers
 from steelyard_runtime.http.responses import problem_response
 from steelyard_runtime.http.runtime import Runtime
 
@@ -32,8 +32,17 @@ _DIGITS = 3
 class Observe:
     """ASGI middleware around everything that is ours."""
 
-    def __init__(self, app: ASGIApp, *, runtime: Runtime, log: FilteringBoundLogger, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        runtime: Runtime,
+        log: FilteringBoundLogger,
+        metrics: Metrics,
+        format_of: FormatOf,
+    ) -> None:
         self.app = app
+        self._format_of = format_of
         self._runtime = runtime
         self._log = log
         self._metrics = metrics
@@ -45,9 +54,10 @@ class Observe:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        record = RequestRecord(request_id=request_id_from(Headers(scope=scope)), shape=shape_for_path(scope["path"]))
+        path = scope["path"]
+        record = RequestRecord(request_id=request_id_from(Headers(scope=scope)), errors=self._format_of(path))
         attach(scope, record)
-        ids = response_headers(record.request_id, with_attributes=scope["path"] == "/invocations")
+        ids = response_headers(record.request_id, with_attributes=path == INVOCATIONS)
         status = 0
 
         async def send_with_ids(message: Message) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Literal
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from steelyard_runtime.contracts.validation import quote
+from steelyard_runtime.contracts.wire import Open, Wire
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.observability.metrics import CONTENT_TYPE, Metrics
 from steelyard_runtime.http.responses import Json
@@ -19,17 +22,70 @@ from steelyard_runtime.http.runtime import LOADING_RETRY_MS, Services
 _TRANSFORM_TOTAL_MB = 100
 
 
+class Ready(Wire):
+    """Requests will be answered."""
+
+    status: Literal["ready"]
+
+
+class Health(Ready):
+    """The engine's counters beside it."""
+
+    counters: dict[str, float | dict[str, float]]
+
+
+class Model(Wire):
+    """The model under one of its names."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class DescribedModel(Wire):
+    """The model under one of its names, as System One describes models."""
+
+    name: str
+    description: str
+    release_date: str
+
+
+class Models(Wire):
+    """The one model under each of its names, in System One's shape and OpenAI's at once."""
+
+    object: Literal["list"]
+    data: list[Model]
+    models: list[DescribedModel]
+
+
+class ExecutionParameters(Wire):
+    """What Batch Transform should send."""
+
+    MaxConcurrentTransforms: Annotated[int, Field(ge=1)]
+    BatchStrategy: Literal["SINGLE_RECORD"]
+    MaxPayloadInMB: Annotated[int, Field(ge=1, le=_TRANSFORM_TOTAL_MB)]
+
+
+class OpenAPI(TypedDict):
+    """An OpenAPI document."""
+
+    openapi: str
+    info: Open
+    paths: Open
+
+
 async def ping(request: Request) -> Response:
     """200 when requests will be answered, else 503 with the reason. Waits for nothing."""
     _require_ready(request)
-    return Json({"status": "ready"})
+    return Json(Ready(status="ready"))
 
 
 async def health(request: Request) -> Response:
     """Like ``ping``, with the engine's counters."""
     _require_ready(request)
     services = runtime_of(request).require()
-    return Json({"status": "ready", "counters": asdict(services.engine.counters)})
+    return Json(Health(status="ready", counters=asdict(services.engine.counters)))
 
 
 async def metrics(request: Request) -> Response:
@@ -48,14 +104,14 @@ async def models(request: Request) -> Response:
     served = runtime_of(request).require()
     description = served.engine.identity.model.description
     return Json(
-        {
-            "object": "list",
-            "data": [_model(name, served) for name in served.names.listed],
-            "models": [
+        Models(
+            object="list",
+            data=[_model(name, served) for name in served.names.listed],
+            models=[
                 {"name": name, "description": description, "release_date": served.identity.release_date}
                 for name in served.names.listed
             ],
-        }
+        )
     )
 
 
@@ -75,7 +131,7 @@ async def model(request: Request) -> Response:
     return Json(_model(name, served))
 
 
-def _model(name: str, served: Services) -> dict[str, Any]:
+def _model(name: str, served: Services) -> Model:
     return {"id": name, "object": "model", "created": served.identity.created, "owned_by": "steelyard"}
 
 
@@ -84,7 +140,11 @@ async def execution_parameters(request: Request) -> Response:
     settings = runtime_of(request).settings
     payload_mb = min(_TRANSFORM_TOTAL_MB, max(1, settings.max_body_bytes >> 20))
     concurrent = max(1, min(settings.chats + 1, settings.queue_limit, _TRANSFORM_TOTAL_MB // payload_mb))
-    return Json({"MaxConcurrentTransforms": concurrent, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": payload_mb})
+    return Json(
+        ExecutionParameters(
+            MaxConcurrentTransforms=concurrent, BatchStrategy="SINGLE_RECORD", MaxPayloadInMB=payload_mb
+        )
+    )
 
 
 async def openapi(request: Request) -> Response:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from option_strategies import different_names
-from steelyard_runtime.contracts import semif
+from steelyard_runtime.contracts import decide
 from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.errors import Kind, Problem
 
@@ -48,12 +48,12 @@ def options(count: int) -> list[dict[str, Any]]:
 
 def problem_of(body: Any, limits: Limits | None = None) -> Problem:
     with pytest.raises(Problem) as caught:
-        semif.decode(body, limits=limits or Limits())
+        decide.decode(body, limits=limits or Limits())
     return caught.value
 
 
 def test_the_walkthroughs_own_request(identity, make_answer) -> None:
-    decoded = semif.decode({"decision": DECISION}, limits=Limits())
+    decoded = decide.decode({"decision": DECISION}, limits=Limits())
     assert decoded.request.state == "My order is late."
     (question,) = decoded.request.questions
     assert question.instructions == "Which queue?"
@@ -62,7 +62,7 @@ def test_the_walkthroughs_own_request(identity, make_answer) -> None:
         ("shipping", "shipping: Parcels"),
     ]
     answer = make_answer([0.0, 1.0])
-    assert semif.encode(decoded, [answer], identity=identity, timing_ms=5.0) == {
+    assert decide.encode(decoded, [answer], identity=identity, timing_ms=5.0) == {
         "result": {
             "id": "ticket-1",
             "choice": "shipping",
@@ -87,17 +87,17 @@ def test_the_walkthroughs_own_request(identity, make_answer) -> None:
 
 def test_several_decisions_on_one_state(identity, answers_for) -> None:
     second = {**DECISION, "id": "ticket-2", "question": "Angry?", "options": [{"id": "yes"}, {"id": "no"}]}
-    decoded = semif.decode({"decisions": [DECISION, second]}, limits=Limits())
+    decoded = decide.decode({"decisions": [DECISION, second]}, limits=Limits())
     assert len(decoded.request.questions) == 2
-    body = semif.encode(decoded, answers_for(decoded.request), identity=identity, timing_ms=5.0)
+    body = decide.encode(decoded, answers_for(decoded.request), identity=identity, timing_ms=5.0)
     assert body["timing"] == {"total_ms": 5.0}
     assert [result["id"] for result in body["results"]] == ["ticket-1", "ticket-2"]
     assert body["results"][1]["option_ids"] == ["yes", "no"]
 
 
 def test_a_list_of_one_is_answered_with_a_list(identity, answers_for) -> None:
-    decoded = semif.decode({"decisions": [DECISION]}, limits=Limits())
-    assert list(semif.encode(decoded, answers_for(decoded.request), identity=identity, timing_ms=0)) == [
+    decoded = decide.decode({"decisions": [DECISION]}, limits=Limits())
+    assert list(decide.encode(decoded, answers_for(decoded.request), identity=identity, timing_ms=0)) == [
         "results",
         "timing",
     ]
@@ -105,9 +105,9 @@ def test_a_list_of_one_is_answered_with_a_list(identity, answers_for) -> None:
 
 @given(DECISIONS)
 def test_every_valid_decision_is_read_and_answered(identity, answers_for, decision: dict[str, Any]) -> None:
-    decoded = semif.decode({"decision": decision}, limits=Limits())
+    decoded = decide.decode({"decision": decision}, limits=Limits())
     assert all(option.text for question in decoded.request.questions for option in question.options)
-    result = semif.encode(decoded, answers_for(decoded.request), identity=identity, timing_ms=1.0)["result"]
+    result = decide.encode(decoded, answers_for(decoded.request), identity=identity, timing_ms=1.0)["result"]
     assert result["id"] == decision["id"]
     assert result["option_ids"] == [option["id"] for option in decision["options"]]
     assert sum(result["probabilities"]) == pytest.approx(1, abs=1e-6)
@@ -117,8 +117,8 @@ def test_every_valid_decision_is_read_and_answered(identity, answers_for, decisi
 
 @pytest.mark.parametrize("count", [2, 77, 255])
 def test_up_to_255_options(identity, answers_for, count: int) -> None:
-    decoded = semif.decode(changed(options=options(count)), limits=Limits())
-    result = semif.encode(decoded, answers_for(decoded.request), identity=identity, timing_ms=1.0)["result"]
+    decoded = decide.decode(changed(options=options(count)), limits=Limits())
+    result = decide.encode(decoded, answers_for(decoded.request), identity=identity, timing_ms=1.0)["result"]
     assert len(result["probabilities"]) == len(result["option_logits"]) == len(result["answer_token_ids"]) == count
 
 
@@ -127,14 +127,14 @@ def test_up_to_255_options(identity, answers_for, count: int) -> None:
 )
 def test_too_few_and_too_many_options(count: int, said: str) -> None:
     problem = problem_of(changed(options=options(count)))
-    assert semif.error(problem)[0] == 422
+    assert decide.CONTRACT.errors.render(problem)[0] == 422
     assert said in problem.message
     assert problem.details[0].loc == ("decision", "options")
 
 
 @pytest.mark.parametrize("option", [{"id": "a"}, {"id": "a", "description": None}, {"id": "a", "description": ""}])
 def test_an_option_without_a_description_is_read_by_its_id(option: dict[str, Any]) -> None:
-    decoded = semif.decode(changed(options=[option, {"id": "b"}]), limits=Limits())
+    decoded = decide.decode(changed(options=[option, {"id": "b"}]), limits=Limits())
     assert decoded.request.questions[0].options[0].text == "a"
 
 
@@ -149,13 +149,13 @@ def test_an_option_without_a_description_is_read_by_its_id(option: dict[str, Any
     ],
 )
 def test_the_state_as_the_model_reads_it(state: Any, text: str) -> None:
-    assert semif.decode(changed(state=state), limits=Limits()).request.state == text
+    assert decide.decode(changed(state=state), limits=Limits()).request.state == text
 
 
 def test_ids_and_options_in_any_script(identity, answers_for) -> None:
     names = ["환불 요청", "配送", "שלום", "🙂", "نامه\u200cها", "e\u0301", "caso", "CASO", "🏳\ufe0f\u200d🌈"]
-    decoded = semif.decode(changed(id="질문 🎯", options=[{"id": name} for name in names]), limits=Limits())
-    result = semif.encode(decoded, answers_for(decoded.request), identity=identity, timing_ms=1.0)["result"]
+    decoded = decide.decode(changed(id="질문 🎯", options=[{"id": name} for name in names]), limits=Limits())
+    result = decide.encode(decoded, answers_for(decoded.request), identity=identity, timing_ms=1.0)["result"]
     assert result["id"] == "질문 🎯"
     assert result["option_ids"] == names
 
@@ -211,7 +211,7 @@ def test_what_is_refused(body: Any, loc: tuple[str | int, ...], said: str) -> No
     assert problem.kind is Kind.INVALID
     assert loc in [detail.loc for detail in problem.details]
     assert said in problem.message
-    status, rendered = semif.error(problem)
+    status, rendered = decide.CONTRACT.errors.render(problem)
     assert status == 422
     assert rendered["retryable"] is False
     assert said in rendered["error"]
@@ -250,7 +250,7 @@ def test_states_that_differ(one: Any, other: Any) -> None:
 def test_the_order_of_keys_does_not_make_states_differ() -> None:
     first, second = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}
     body = {"decisions": [{**DECISION, "state": first}, {**DECISION, "id": "b", "state": second}]}
-    assert semif.decode(body, limits=Limits()).request.state == '{"a":1,"b":{"c":2,"d":3}}'
+    assert decide.decode(body, limits=Limits()).request.state == '{"a":1,"b":{"c":2,"d":3}}'
 
 
 def test_the_servers_limits_are_named() -> None:
@@ -263,7 +263,7 @@ def test_the_servers_limits_are_named() -> None:
         "3 options; the limit is 2 (the server's setting max_options)"
         in problem_of(changed(options=options(3)), Limits(max_options=2)).message
     )
-    assert len(semif.decode(several, limits=Limits(max_questions=4)).ids) == 4
+    assert len(decide.decode(several, limits=Limits(max_questions=4)).ids) == 4
 
 
 def test_every_fault_is_listed() -> None:

@@ -1,4 +1,4 @@
-"""The decision contract of ``/invocations``: ``{"decision": {...}}`` or ``{"decisions": [...]}``.
+"""Steelyard's own decision contract, of ``/invocations``: ``{"decision": {...}}`` or ``{"decisions": [...]}``.
 
 The model reads an option as ``id: description``, or as its id when the description is absent, null or empty. In
 ``decisions`` the states must be equal as JSON values, where the order of an object's keys does not count but ``1``,
@@ -12,11 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, RootModel, StrictStr, ValidationError
+from pydantic import AfterValidator, Field, RootModel, StrictStr, TypeAdapter, ValidationError
 
-from steelyard_runtime.contracts import model_names
-from steelyard_runtime.contracts.answer_details import ModelIdentity, argmax, timing, tokens
-from steelyard_runtime.contracts.limits import MAX_OPTIONS, Limits
+from steelyard_runtime.contracts.answer_details import (
+    ModelIdentity,
+    Times,
+    Tokens,
+    TotalTime,
+    argmax,
+    timing,
+    tokens,
+)
+from steelyard_runtime.contracts.contract import AskedDecisions, DecisionContract, Shape
+from steelyard_runtime.contracts.error_formats import OWN
+from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
@@ -24,18 +33,16 @@ from steelyard_runtime.contracts.validation import (
     Checking,
     FilledContent,
     NonEmpty,
+    Sized,
     Strict,
     from_pydantic,
     invalid,
     quote,
     refuse_repeated,
-    sized,
 )
+from steelyard_runtime.contracts.wire import Count, Open, Probability, Sha256, Wire
 from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Option, Question
-from steelyard_runtime.errors import Problem, semif_error
-
-NAME = "semif"
-GENERIC_NAMES = model_names.GENERIC_NAMES
+from steelyard_runtime.settings import MAX_OPTIONS, MAX_QUESTIONS
 
 
 class OptionModel(Strict):
@@ -59,9 +66,8 @@ class DecisionModel(Strict):
     question: NonEmpty
     options: Annotated[
         list[OptionModel],
-        Field(json_schema_extra={"minItems": 2, "maxItems": MAX_OPTIONS}),
         AfterValidator(_unique_options),
-        sized(list, "option", low=2, high=lambda limits: limits.max_options, setting="max_options", bound=MAX_OPTIONS),
+        Sized("option", low=2, most=MAX_OPTIONS, setting="max_options"),
     ]
 
 
@@ -82,9 +88,8 @@ class Several(Strict):
 
     decisions: Annotated[
         list[DecisionModel],
-        Field(json_schema_extra={"minItems": 1}),
         AfterValidator(_unique_decisions),
-        sized(list, "decision", low=1, high=lambda limits: limits.max_questions, setting="max_questions"),
+        Sized("decision", low=1, most=MAX_QUESTIONS, setting="max_questions"),
     ]
     layout: Layout | None = LAYOUT
 
@@ -94,17 +99,14 @@ class Request(RootModel[Single | Several]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoded:
+class Decoded(AskedDecisions):
     """A valid request; ``ids`` are the decisions', and ``single`` says which of the two forms it had."""
 
-    request: DecisionRequest
     ids: tuple[str, ...]
     single: bool
-    model: str | None = None
-    """Always None: this contract names no model."""
 
 
-def decode(body: Any, *, limits: Limits) -> Decoded:
+def decode(body: Any, limits: Limits) -> Decoded:
     """The decisions of a body.
 
     Raises:
@@ -133,8 +135,45 @@ def decode(body: Any, *, limits: Limits) -> Decoded:
     )
 
 
-def encode(decoded: Decoded, answers: Sequence[Answer], *, identity: ModelIdentity, timing_ms: float) -> dict[str, Any]:
-    """The response body; every list in a result is in the order of the request's options."""
+class Result(Wire):
+    """The answer to one decision; every list is in the order of its options."""
+
+    id: str
+    choice: str
+    option_ids: list[str]
+    probabilities: list[Probability]
+    option_logits: list[float]
+    answer_token_ids: list[Count]
+    input_tokens: Count
+    tokens: Tokens
+    allowed_token_mass: Probability
+    entropy: float
+    prompt_sha256: Sha256
+    prompt_version: str
+    model: Open
+    readout: str
+    cached: bool
+    probability_status: str
+    timing: Times
+
+
+class SingleAnswer(Wire):
+    """The answer to ``decision``."""
+
+    result: Result
+
+
+class SeveralAnswers(Wire):
+    """The answers to ``decisions``, in their order."""
+
+    results: list[Result]
+    timing: TotalTime
+
+
+def encode(
+    decoded: Decoded, answers: Sequence[Answer], identity: ModelIdentity, timing_ms: float
+) -> SingleAnswer | SeveralAnswers:
+    """The response body."""
     results = [
         _result(decision_id, question, answer, identity)
         for decision_id, question, answer in zip(decoded.ids, decoded.request.questions, answers, strict=True)
@@ -142,11 +181,6 @@ def encode(decoded: Decoded, answers: Sequence[Answer], *, identity: ModelIdenti
     if decoded.single:
         return {"result": results[0]}
     return {"results": results, "timing": {"total_ms": timing_ms}}
-
-
-def error(problem: Problem) -> tuple[int, dict[str, Any]]:
-    """Status and body of a request that failed."""
-    return semif_error(problem)
 
 
 def _refuse_registered(body: dict[str, Any], limits: Limits) -> None:
@@ -193,7 +227,7 @@ def _question(decision: DecisionModel) -> Question:
     )
 
 
-def _result(decision_id: str, question: Question, answer: Answer, identity: ModelIdentity) -> dict[str, Any]:
+def _result(decision_id: str, question: Question, answer: Answer, identity: ModelIdentity) -> Result:
     return {
         "id": decision_id,
         "choice": question.options[argmax(answer.probabilities)].id,
@@ -213,3 +247,19 @@ def _result(decision_id: str, question: Question, answer: Answer, identity: Mode
         "probability_status": answer.probability_status,
         "timing": timing(answer.timing),
     }
+
+
+CONTRACT = DecisionContract(
+    name="decide",
+    prefix="Decide",
+    shape=Shape(
+        title="decisions",
+        example="{'decision': {...}} or {'decisions': [...]}",
+        fields=("decision", "decisions"),
+    ),
+    request=Request,
+    answer=TypeAdapter[SingleAnswer | SeveralAnswers](SingleAnswer | SeveralAnswers),
+    errors=OWN,
+    decode=decode,
+    encode=encode,
+)

@@ -1,0 +1,125 @@
+"""What the model reads of a request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steelyard_runtime.contracts.contract import AskedDecisions
+from steelyard_runtime.contracts.limits import Limits
+from steelyard_runtime.contracts.openai_decisions.request import (
+    AssistantMessage,
+    Choice,
+    ChoiceModel,
+    CustomToolCall,
+    FunctionCall,
+    InputJSON,
+    Message,
+    Predicate,
+    Refusal,
+    Score,
+    parse,
+)
+from steelyard_runtime.contracts.text import labelled, render
+from steelyard_runtime.decision import DecisionRequest, Option, Question
+
+# What a reader may take for the end of a line: those of str.splitlines().
+_LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded(AskedDecisions):
+    """A valid request; ``questions`` are as the caller sent them, in the order of ``request.questions``."""
+
+    questions: tuple[Predicate | Choice | Score, ...]
+
+
+def decode(body: Any, limits: Limits) -> Decoded:
+    """The questions of a body.
+
+    Raises:
+        Problem: ``INVALID`` (or ``UNSUPPORTED`` for images); names the field.
+    """
+    parsed = parse(body, limits=limits)
+    return Decoded(
+        request=DecisionRequest(
+            state=parsed.input if isinstance(parsed.input, str) else "\n".join(map(_block, parsed.input)),
+            questions=tuple(_question(question) for question in parsed.questions),
+            layout=parsed.x_layout,
+        ),
+        questions=tuple(parsed.questions),
+        model=parsed.model,
+    )
+
+
+def _block(item: Any) -> str:
+    match item:
+        case Message():
+            return _headed(item.role, {}, _content(item.content))
+        case AssistantMessage():
+            return _headed(item.role, {"phase": item.phase}, _content(item.content))
+        case FunctionCall():
+            return _headed(item.type, _call_header(item), item.arguments)
+        case CustomToolCall():
+            return _headed(item.type, _call_header(item), item.input)
+        case _:
+            return _headed(item.type, {"call_id": item.call_id, "status": item.status}, _content(item.output))
+
+
+def _call_header(call: FunctionCall | CustomToolCall) -> dict[str, str | None]:
+    return {"namespace": call.namespace, "name": call.name, "call_id": call.call_id, "status": call.status}
+
+
+def _headed(title: str, fields: dict[str, str | None], content: str) -> str:
+    header = "".join(
+        f" {name}={json.dumps(value, ensure_ascii=False)}" for name, value in fields.items() if value is not None
+    )
+    return f"{title}{_indented(header)}: {_indented(content)}"
+
+
+def _indented(text: str) -> str:
+    for line_break in _LINE_BREAKS:
+        text = text.replace(line_break, line_break + "  ")
+    return text.replace("\r  \n", "\r\n")
+
+
+def _content(content: str | Sequence[Any]) -> str:
+    return content if isinstance(content, str) else "\n".join(map(_part, content))
+
+
+def _part(part: Any) -> str:
+    match part:
+        case InputJSON():
+            return render(part.data)
+        case Refusal():
+            return f"refusal: {part.refusal}"
+        case _:
+            return str(part.text)
+
+
+def _question(question: Predicate | Choice | Score) -> Question:
+    instructions = _content(question.instructions)
+    match question:
+        case Predicate():
+            options: tuple[Option, ...] = tuple(Option(id=name, text=name, name=name) for name in ("yes", "no"))
+        case Choice():
+            options = tuple(
+                Option(id=label, text=labelled(label, choice.description or ""), name=label)
+                for label, choice in zip(_labels(question.choices), question.choices, strict=True)
+            )
+        case Score():
+            options = tuple(
+                Option(id=str(index), text=labelled(level.label, level.description or ""), name=level.label)
+                for index, level in enumerate(question.levels)
+            )
+    return Question(instructions=instructions, options=options)
+
+
+def _labels(choices: Sequence[ChoiceModel]) -> list[str]:
+    """Distinct labels; JSON strings where plain ones would coincide with a boolean."""
+    plain = [render(choice.value) for choice in choices]
+    if len(set(plain)) == len(plain):
+        return plain
+    return [json.dumps(choice.value, ensure_ascii=False) for choice in choices]

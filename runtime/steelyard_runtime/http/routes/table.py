@@ -1,0 +1,147 @@
+"""Every route in one table: where it is served, and what the OpenAPI document says of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from steelyard_runtime.contracts.contract import Contract
+from steelyard_runtime.contracts.error_formats import OPENAI, OWN, ErrorFormat
+from steelyard_runtime.contracts.wire import Open
+from steelyard_runtime.errors import Kind
+from steelyard_runtime.http.request_id import INVOCATIONS
+from steelyard_runtime.http.routes import contracts as bodies
+from steelyard_runtime.http.routes import operations as server
+from steelyard_runtime.http.routes.common import Endpoint, posted
+
+# What can go wrong with any body, and with any work of the engine.
+_BODY = (
+    Kind.MALFORMED_JSON,
+    Kind.UPLOAD_TIMEOUT,
+    Kind.BODY_TOO_LARGE,
+    Kind.MEDIA_TYPE,
+    Kind.REPEATED_HEADER,
+    Kind.INVALID,
+    Kind.UNSUPPORTED,
+)
+_ENGINE = (
+    Kind.OVER_BUDGET,
+    Kind.BUSY,
+    Kind.DEADLINE,
+    Kind.DRAINING,
+    Kind.NOT_READY,
+    Kind.REQUEST_FAILED,
+    Kind.ENGINE_FAILED,
+)
+_WORK = (*_BODY, *_ENGINE, Kind.MODEL_NOT_FOUND)
+_LOADING = (Kind.NOT_READY,)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One route.
+
+    Attributes:
+        path: As Starlette has it, a parameter with its converter.
+        endpoint: Answers a request.
+        group: The operations that it is listed with.
+        summary: One line for people.
+        answer: The type of the 200 answer; None for text, and for bodies of a contract, which has it.
+        errors: How problems are reported, before a contract is known.
+        kinds: Problems that can occur besides ``internal``.
+        contracts: Of the body; none for GET.
+        parameter: What the path's parameter is.
+    """
+
+    path: str
+    endpoint: Endpoint
+    group: str
+    summary: str
+    answer: Any = None
+    _: KW_ONLY
+    errors: ErrorFormat[Any] = OWN
+    kinds: tuple[Kind, ...] = ()
+    contracts: tuple[Contract[Any, Any], ...] = ()
+    parameter: str = ""
+
+    @property
+    def method(self) -> str:
+        """POST for bodies, else GET."""
+        return "POST" if self.contracts else "GET"
+
+    @property
+    def template(self) -> str:
+        """The path without converters."""
+        return re.sub(r":\w+}", "}", self.path)
+
+
+def operations(contracts: Sequence[Contract[Any, Any]]) -> tuple[Operation, ...]:
+    """Return all routes of a server that speaks ``contracts``."""
+    every_contract = Operation(
+        INVOCATIONS,
+        posted(bodies.dispatching(contracts)),
+        "SageMaker",
+        "Every contract on one path; the body's shape decides",
+        kinds=(*_WORK, Kind.UNKNOWN_SHAPE),
+        contracts=tuple(contracts),
+    )
+    each_contract = (
+        Operation(
+            path,
+            posted(bodies.handler(contract)),
+            contract.group,
+            summary,
+            errors=contract.errors,
+            kinds=_WORK,
+            contracts=(contract,),
+        )
+        for contract in contracts
+        for path, summary in contract.paths.items()
+    )
+    return (_PING, every_contract, _EXECUTION_PARAMETERS, *each_contract, *_OPERATIONS)
+
+
+_PING = Operation("/ping", server.ping, "SageMaker", "Readiness for SageMaker AI", server.Ready, kinds=_LOADING)
+_EXECUTION_PARAMETERS = Operation(
+    "/execution-parameters",
+    server.execution_parameters,
+    "SageMaker",
+    "Parameters for Batch Transform",
+    server.ExecutionParameters,
+)
+_OPERATIONS = (
+    Operation(
+        "/v1/models",
+        server.models,
+        "Operations",
+        "The model served",
+        server.Models,
+        errors=OPENAI,
+        kinds=_LOADING,
+    ),
+    Operation(
+        "/v1/models/{model:path}",
+        server.model,
+        "Operations",
+        "The model served, by its id or an alias",
+        server.Model,
+        errors=OPENAI,
+        kinds=(*_LOADING, Kind.MODEL_NOT_FOUND),
+        parameter="The name; it may hold slashes.",
+    ),
+    Operation(
+        "/v1/identity",
+        server.identity,
+        "Operations",
+        "Everything an answer depends on besides the request",
+        Open,
+        kinds=_LOADING,
+    ),
+    Operation(
+        "/health", server.health, "Operations", "Readiness with the engine's counters", server.Health, kinds=_LOADING
+    ),
+    Operation("/metrics", server.metrics, "Operations", "Prometheus metrics"),
+    Operation("/openapi.json", server.openapi, "Operations", "This document", server.OpenAPI),
+)
