@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from steelyard_runtime.contracts import openai_decisions, semif, systemone
+from steelyard_runtime.contracts import decide, openai_decisions, systemone
 from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.decision import DecisionRequest
 
@@ -74,8 +74,8 @@ def requests() -> Iterator[DecisionRequest]:
     """Every golden body, decoded by its contract."""
     limits = Limits()
     for body in WALKTHROUGH:
-        yield semif.decode(body, limits=limits).request
+        yield decide.decode(body, limits=limits).request
     for body in SYSTEM_ONE:
         yield systemone.decode(body, limits=limits).request
     for body in OPENAI_DECISIONS:
-        yield openai_decisions.decode(body, limits=limits).request
+        yield openai_decisions.CONTRACT.decode(body, limits).request

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import get_args
 
 from steelyard_runtime import golden_decisions
-from steelyard_runtime.contracts.limits import MAX_OPTIONS
 from steelyard_runtime.decision import Layout
 from steelyard_runtime.engine.interface import Piece
 from steelyard_runtime.generation import Message
 from steelyard_runtime.scoring.prompt import Template
 from steelyard_runtime.scoring.strategies import STRATEGIES, Strategies
 from steelyard_runtime.scoring.strategy import Strategy
+from steelyard_runtime.settings import MAX_OPTIONS
 from steelyard_runtime.templates.answer_position import PLAIN, AnswerPosition
 
 _TURN = AnswerPosition(rule="turn")
