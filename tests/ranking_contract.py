@@ -94,4 +94,5 @@ CONTRACT = DecisionContract(
     ),
     decode=decode,
     encode=encode,
+    golden=({"place": "the goal", "candidates": ["Ada", "Bo"]},),
 )

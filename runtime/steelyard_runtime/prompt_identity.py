@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from steelyard_runtime import golden_decisions
-from steelyard_runtime.decision import Layout
+from steelyard_runtime.contracts.contract import DecisionContract
+from steelyard_runtime.contracts.limits import Limits
+from steelyard_runtime.contracts.registry import CONTRACTS
+from steelyard_runtime.decision import DecisionRequest, Layout
 from steelyard_runtime.engine.interface import Piece
 from steelyard_runtime.generation import Message
 from steelyard_runtime.scoring.prompt import Template
@@ -33,7 +35,7 @@ class PromptIdentity:
         strategy: The strategy's name.
         layout: What comes first.
         version: The version that the words say of themselves.
-        sha256: Hash of the prompts of ``golden_decisions``, as pieces of text.
+        sha256: Hash of the prompts of the contracts' golden bodies, as pieces of text.
     """
 
     strategy: str
@@ -98,8 +100,16 @@ def _rendered(strategy: Strategy, layout: Layout, template: Template) -> Iterato
         return [ids.setdefault(piece.text, len(ids)) for piece in pieces]
 
     reader = strategy.on(template, encode, max_options=MAX_OPTIONS)
-    for request in golden_decisions.requests():
+    for request in _golden_requests():
         for question in request.questions:
             for prompt in reader.prompts(layout, state=request.state, question=question):
                 parts = prompt.before, prompt.shared, prompt.rest
                 yield [[(piece.text, piece.control) for piece in part] for part in parts]
+
+
+def _golden_requests() -> Iterator[DecisionRequest]:
+    """Every golden body, decoded by its contract."""
+    for contract in CONTRACTS:
+        if isinstance(contract, DecisionContract):
+            for body in contract.golden:
+                yield contract.decode(body, Limits()).request

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -127,15 +127,20 @@ class Contract(Generic[AskedT, AnswerT]):
     streams: ClassVar[bool] = False
 
 
+AnyContract: TypeAlias = Contract[Any, Any]
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DecisionContract(Contract[DecisionsT, AnswerT], Generic[DecisionsT, AnswerT]):
     """A contract for decisions.
 
     Attributes:
         encode: From a request, its answers, the server's identity and the milliseconds that it took to a body.
+        golden: Bodies that make the contract say all of its words. The identity of prompts is a hash of theirs.
     """
 
     encode: Callable[[DecisionsT, Sequence[Answer], ModelIdentity, float], AnswerT]
+    golden: tuple[Mapping[str, Any], ...]
     group: ClassVar[str] = "Decisions"
 
 

@@ -249,6 +249,7 @@ def _result(decision_id: str, question: Question, answer: Answer, identity: Mode
     }
 
 
+_TEAMS = [{"id": "billing", "description": "money"}, {"id": "other"}]
 CONTRACT = DecisionContract(
     name="decide",
     prefix="Decide",
@@ -262,4 +263,15 @@ CONTRACT = DecisionContract(
     errors=OWN,
     decode=decode,
     encode=encode,
+    golden=(
+        {
+            "decision": {
+                "id": "a",
+                "state": "My card was charged twice.",
+                "question": "Which team?",
+                "options": _TEAMS,
+            }
+        },
+        {"decision": {"id": "a", "state": {"order": [7, None]}, "question": " ", "options": _TEAMS}},
+    ),
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from steelyard_runtime.contracts.contract import Contract
+from steelyard_runtime.contracts.contract import AnyContract
 from steelyard_runtime.contracts.validation import quote, shorten
 from steelyard_runtime.errors import Kind, Problem
 
 _JSON_TYPES = {dict: "an object", list: "an array"}
 
 
-def contract_of(body: Any, contracts: Sequence[Contract[Any, Any]]) -> Contract[Any, Any]:
+def contract_of(body: Any, contracts: Sequence[AnyContract]) -> AnyContract:
     """Return the one of ``contracts`` whose shape ``body`` has.
 
     Raises:
@@ -32,7 +32,7 @@ def contract_of(body: Any, contracts: Sequence[Contract[Any, Any]]) -> Contract[
     raise _unknown(f"No known shape; the fields are: {names}{', …' if len(body) > 8 else ''}.", contracts)
 
 
-def _misfit(body: dict[str, Any], contracts: Sequence[Contract[Any, Any]]) -> str:
+def _misfit(body: dict[str, Any], contracts: Sequence[AnyContract]) -> str:
     """Return what is wrong with a field that tells contracts apart by its JSON type, and has none of theirs."""
     shapes = [contract.shape for contract in contracts]
     for name in dict.fromkeys(name for shape in shapes if shape.holds for name in shape.fields):
@@ -43,6 +43,6 @@ def _misfit(body: dict[str, Any], contracts: Sequence[Contract[Any, Any]]) -> st
     return ""
 
 
-def _unknown(what: str, contracts: Sequence[Contract[Any, Any]]) -> Problem:
+def _unknown(what: str, contracts: Sequence[AnyContract]) -> Problem:
     shapes = ", ".join(f"{contract.shape.example} ({contract.shape.title})" for contract in contracts)
     return Problem(Kind.UNKNOWN_SHAPE, f"{what} The shapes of a request are: {shapes}.")

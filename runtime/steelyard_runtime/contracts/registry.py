@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from steelyard_runtime.contracts import chat, completions, decide, embeddings, openai_decisions, systemone
-from steelyard_runtime.contracts.contract import Contract
-
-AnyContract = Contract[Any, Any]
+from steelyard_runtime.contracts.contract import AnyContract
 
 CONTRACTS: tuple[AnyContract, ...] = (
     decide.CONTRACT,

@@ -320,4 +320,19 @@ CONTRACT = DecisionContract(
     generic_names=GENERIC_NAMES | {"jev-latest"},
     decode=decode,
     encode=encode,
+    golden=(
+        {
+            "state": "My card was charged twice.",
+            "questions": {
+                "noul": {"type": "noul"},
+                "noul with all": {
+                    "type": "noul",
+                    "instructions": "Is it late?",
+                    "criteria": {"true": "due before today", "false": {"due": "later"}},
+                },
+                "choice": {"type": "choice", "criteria": {"billing": "money", "other": None}},
+                "score": {"type": "score", "criteria": ["calm", None, {"level": "furious"}]},
+            },
+        },
+    ),
 )

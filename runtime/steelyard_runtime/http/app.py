@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from structlog.typing import FilteringBoundLogger
 
-from steelyard_runtime.contracts.contract import Contract
+from steelyard_runtime.contracts.contract import AnyContract
 from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.error_paths import format_of_paths
@@ -32,7 +31,7 @@ from steelyard_runtime.http.unread_body import UnreadBody
 def create_app(
     runtime: Runtime,
     *,
-    contracts: Sequence[Contract[Any, Any]] = CONTRACTS,
+    contracts: Sequence[AnyContract] = CONTRACTS,
     log: FilteringBoundLogger | None = None,
 ) -> Starlette:
     """The ASGI application over ``runtime``, whose services may arrive later; it speaks ``contracts``."""

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 import steelyard_runtime
-from steelyard_runtime.contracts.contract import Contract
+from steelyard_runtime.contracts.contract import AnyContract
 from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.contracts.validation import SETTING
@@ -41,7 +41,7 @@ _MEANING: dict[int, str] = {
 }
 
 
-def document(settings: Settings, contracts: Sequence[Contract[Any, Any]] = CONTRACTS) -> dict[str, Any]:
+def document(settings: Settings, contracts: Sequence[AnyContract] = CONTRACTS) -> dict[str, Any]:
     """Return the document of a server with these settings that speaks ``contracts``."""
     components = _Components()
     for contract in contracts:

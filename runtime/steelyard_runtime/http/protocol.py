@@ -13,6 +13,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from steelyard_runtime.contracts.error_formats import ErrorBody
 from steelyard_runtime.http.connections import Connections
 from steelyard_runtime.http.request_head import (
     MAX_CHUNKS,
@@ -207,7 +208,7 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         self._unread_timer = None
         self._counted.close(self, "unread")
 
-    def _refuse(self, status: int, body: dict[str, Any]) -> None:
+    def _refuse(self, status: int, body: ErrorBody) -> None:
         """Answer, say that no more will come, and drop what the client still sends before closing."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # the application has nobody to answer any more

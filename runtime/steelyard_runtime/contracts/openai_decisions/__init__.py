@@ -32,6 +32,7 @@ from pydantic import TypeAdapter
 from steelyard_runtime.contracts.contract import DecisionContract, Shape
 from steelyard_runtime.contracts.error_formats import OPENAI
 from steelyard_runtime.contracts.openai_decisions.answer import Response, encode
+from steelyard_runtime.contracts.openai_decisions.golden import GOLDEN
 from steelyard_runtime.contracts.openai_decisions.request import Request
 from steelyard_runtime.contracts.openai_decisions.text import decode
 
@@ -50,4 +51,5 @@ CONTRACT = DecisionContract(
     errors=OPENAI,
     decode=decode,
     encode=encode,
+    golden=GOLDEN,
 )

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from steelyard_runtime.contracts.contract import (
+    AnyContract,
     AskedT,
     Contract,
     DecisionContract,
@@ -33,7 +34,7 @@ from steelyard_runtime.services.preparation import Preparing
 READING_S = 30.0
 
 
-def dispatching(contracts: Sequence[Contract[Any, Any]]) -> Handler:
+def dispatching(contracts: Sequence[AnyContract]) -> Handler:
     """Return a handler that hands each body to the contract of its shape."""
     handlers = {contract.name: handler(contract) for contract in contracts}
 
@@ -43,7 +44,7 @@ def dispatching(contracts: Sequence[Contract[Any, Any]]) -> Handler:
     return handle
 
 
-def handler(contract: Contract[Any, Any]) -> Handler:
+def handler(contract: AnyContract) -> Handler:
     """Return the handler of a contract's bodies."""
     match contract:
         case DecisionContract():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from steelyard_runtime.contracts.contract import Contract
+from steelyard_runtime.contracts.contract import AnyContract
 from steelyard_runtime.contracts.error_formats import OPENAI, OWN, ErrorFormat
 from steelyard_runtime.contracts.wire import Open
 from steelyard_runtime.errors import Kind
@@ -63,7 +63,7 @@ class Operation:
     _: KW_ONLY
     errors: ErrorFormat[Any] = OWN
     kinds: tuple[Kind, ...] = ()
-    contracts: tuple[Contract[Any, Any], ...] = ()
+    contracts: tuple[AnyContract, ...] = ()
     parameter: str = ""
 
     @property
@@ -77,7 +77,7 @@ class Operation:
         return re.sub(r":\w+}", "}", self.path)
 
 
-def operations(contracts: Sequence[Contract[Any, Any]]) -> tuple[Operation, ...]:
+def operations(contracts: Sequence[AnyContract]) -> tuple[Operation, ...]:
     """Return all routes of a server that speaks ``contracts``."""
     every_contract = Operation(
         INVOCATIONS,

@@ -1,40 +1,15 @@
-"""Decisions that make each contract say all of its words, so that a hash of their prompts is a hash of the words."""
+"""Bodies that make OpenAI Decisions say all of its words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from steelyard_runtime.contracts import decide, openai_decisions, systemone
-from steelyard_runtime.contracts.limits import Limits
-from steelyard_runtime.decision import DecisionRequest
-
-_OPTIONS = [{"id": "billing", "description": "money"}, {"id": "other"}]
 _JSON = {"type": "input_json", "data": {"order": [7, None, True, "é"]}}
 _TEXT = {"type": "input_text", "text": "One line.\nAnother."}
 _CALL = {"call_id": "c1", "name": "track", "namespace": "shop", "status": "completed"}
 _INSTRUCTIONS = [{"type": "input_text", "text": "Is it"}, {"type": "input_json", "data": {"late": 1}}]
 
-WALKTHROUGH: tuple[dict[str, Any], ...] = (
-    {"decision": {"id": "a", "state": "My card was charged twice.", "question": "Which team?", "options": _OPTIONS}},
-    {"decision": {"id": "a", "state": {"order": [7, None]}, "question": " ", "options": _OPTIONS}},
-)
-SYSTEM_ONE: tuple[dict[str, Any], ...] = (
-    {
-        "state": "My card was charged twice.",
-        "questions": {
-            "noul": {"type": "noul"},
-            "noul with all": {
-                "type": "noul",
-                "instructions": "Is it late?",
-                "criteria": {"true": "due before today", "false": {"due": "later"}},
-            },
-            "choice": {"type": "choice", "criteria": {"billing": "money", "other": None}},
-            "score": {"type": "score", "criteria": ["calm", None, {"level": "furious"}]},
-        },
-    },
-)
-OPENAI_DECISIONS: tuple[dict[str, Any], ...] = (
+GOLDEN: tuple[dict[str, Any], ...] = (
     {
         "model": "default",
         "input": [
@@ -68,14 +43,3 @@ OPENAI_DECISIONS: tuple[dict[str, Any], ...] = (
     },
     {"input": "As it is.", "questions": [{"type": "predicate", "instructions": "Is it late?"}]},
 )
-
-
-def requests() -> Iterator[DecisionRequest]:
-    """Every golden body, decoded by its contract."""
-    limits = Limits()
-    for body in WALKTHROUGH:
-        yield decide.decode(body, limits=limits).request
-    for body in SYSTEM_ONE:
-        yield systemone.decode(body, limits=limits).request
-    for body in OPENAI_DECISIONS:
-        yield openai_decisions.CONTRACT.decode(body, limits).request
