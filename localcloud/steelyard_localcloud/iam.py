@@ -18,6 +18,7 @@ SCALING = "application-autoscaling"
 LOGS = "logs"
 ECR = "ecr"
 CODEBUILD = "codebuild"
+QUOTAS = "servicequotas"
 
 _STREAM_SUFFIX = "-response-stream"
 _STREAM_OPERATIONS = ("CreateLogStream", "DeleteLogStream", "DescribeLogStreams", "GetLogEvents", "PutLogEvents")
@@ -26,14 +27,16 @@ _KINDS = {"Model": "model", "EndpointConfig": "endpoint-config", "Endpoint": "en
 
 def extend() -> None:
     """Teach ministack's enforcement the added services."""
-    iam_actions.SERVICE_TO_IAM_NAMESPACE.update({SAGEMAKER: SAGEMAKER, RUNTIME: SAGEMAKER, SCALING: SCALING})
+    iam_actions.SERVICE_TO_IAM_NAMESPACE.update(
+        {SAGEMAKER: SAGEMAKER, RUNTIME: SAGEMAKER, SCALING: SCALING, QUOTAS: QUOTAS}
+    )
     action, resource = iam_actions.extract_iam_action, iam_actions.extract_resource_arn
 
     def extract_action(service: str, method: str, path: str, headers: Any, body: bytes, query: Any) -> Any:
         if service == RUNTIME:
             streamed = path.endswith(_STREAM_SUFFIX)
             return f"sagemaker:InvokeEndpoint{'WithResponseStream' if streamed else ''}"
-        if service in (SAGEMAKER, SCALING):
+        if service in (SAGEMAKER, SCALING, QUOTAS):
             return f"{service}:{wire.operation(headers)}"
         return action(service, method, path, headers, body, query)
 
@@ -46,6 +49,8 @@ def extend() -> None:
             return sagemaker_resource(wire.operation(headers), _members(body))
         if service == SCALING:
             return scaling_resource(_members(body))
+        if service == QUOTAS:
+            return "*"
         if service == CODEBUILD:
             return build_resource(wire.operation(headers), _members(body), region=region, account=account)
         if service == ECR and isinstance(owner := _members(body).get("registryId"), str):

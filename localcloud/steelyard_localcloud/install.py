@@ -98,9 +98,11 @@ def start_evaluating_alarms() -> None:
 def _serve_services(sagemaker: SageMaker, scaling: ApplicationAutoScaling, runtime: Runtime) -> None:
     router.SERVICE_PATTERNS[iam.SAGEMAKER] = {"target_prefixes": ["SageMaker."]}
     router.SERVICE_PATTERNS[iam.SCALING] = {"target_prefixes": ["AnyScaleFrontendService."]}
+    router.SERVICE_PATTERNS[iam.QUOTAS] = {"target_prefixes": ["ServiceQuotasV20190624."]}
     router.SERVICE_PATTERNS[iam.RUNTIME] = {}
     ministack.SERVICE_HANDLERS[iam.SAGEMAKER] = _json_service(sagemaker.perform)
     ministack.SERVICE_HANDLERS[iam.SCALING] = _json_service(scaling.perform)
+    ministack.SERVICE_HANDLERS[iam.QUOTAS] = _json_service(sagemaker.endpoints.quotas.perform)
 
     async def invoke(_method: str, path: str, headers: dict[str, str], body: bytes, _query: Any) -> Response:
         try:

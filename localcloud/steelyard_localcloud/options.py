@@ -31,6 +31,9 @@ class Options:
         longest_startup_s: Cap on ``ContainerStartupHealthCheckTimeoutInSeconds``, in seconds.
         published_accounts: Accounts of AWS whose container registries exist here too, empty until something is
             published to them.
+        quotas: Instances of a type that the endpoints of an account may have, where that is not a new account's number:
+            20 of a CPU type, none with an accelerator.
+        types_without_capacity: Instance types that AWS has no machines of at the moment.
         environment: Variables set in every endpoint's process, over those of its container.
     """
 
@@ -45,6 +48,8 @@ class Options:
     longest_wait_s: float = 2.0
     longest_startup_s: float = 3600.0
     published_accounts: list[str] = field(default_factory=lambda: [PUBLISHED_ACCOUNT])
+    quotas: dict[str, int] = field(default_factory=dict)
+    types_without_capacity: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:

@@ -68,7 +68,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def furnished(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Furnished]:
     home = tmp_path_factory.mktemp("cloud")
     options = {"invocation_timeout_s": 2.0, "stream_timeout_s": 4.0, "longest_wait_s": 1.5, "longest_startup_s": 20.0}
-    with LocalCloud(home, environment=ONE_THREAD, **options) as cloud:
+    quotas = {"ml.g5.xlarge": 2, "ml.g6.xlarge": 2, "ml.g6e.xlarge": 2, "ml.m5.large": 1}
+    with LocalCloud(
+        home, environment=ONE_THREAD, quotas=quotas, types_without_capacity=["ml.g5.xlarge"], **options
+    ) as cloud:
         s3 = cloud.client("s3")
         s3.create_bucket(Bucket=BUCKET)
         s3.upload_file(str(tiny_model), BUCKET, "tiny/model.gguf")

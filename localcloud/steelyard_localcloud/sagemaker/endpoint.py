@@ -21,6 +21,7 @@ class Endpoint:
         status: ``EndpointStatus``.
         instances: Instances of the variant, wanted and running.
         weight: Weight of the variant.
+        arriving: Instance type and count of a fleet that is being deployed; both fleets count against the quota.
         failure: Why the last deployment failed; None when it did not.
         router: The fleets that answer, and their shares.
         deployment_config: Policy of the last deployment.
@@ -32,6 +33,7 @@ class Endpoint:
     status: str = "Creating"
     instances: int = 1
     weight: float = 1.0
+    arriving: tuple[str, int] | None = None
     failure: str | None = None
     router: Router = field(default_factory=Router)
     deployment_config: Parameters | None = None
@@ -45,7 +47,12 @@ class Endpoint:
 
     def settle(self, status: str, failure: str | None = None) -> None:
         """End a change."""
-        self.status, self.failure, self.modified_at = status, failure, time.time()
+        self.status, self.failure, self.modified_at, self.arriving = status, failure, time.time(), None
+
+    def held(self, instance_type: str) -> int:
+        """Instances of a type that it has, or is being given."""
+        kept = self.instances if self.router.main and self.router.main.placed == instance_type else 0
+        return kept + (self.arriving[1] if self.arriving and self.arriving[0] == instance_type else 0)
 
     def summary(self) -> Parameters:
         """As ``ListEndpoints`` shows it."""
@@ -80,9 +87,9 @@ class Endpoint:
         if "RoutingConfig" in fleet.variant:
             described["RoutingConfig"] = fleet.variant["RoutingConfig"]
         if pools := fleet.variant.get("InstancePools"):
-            first = min(pools, key=lambda pool: int(pool["Priority"]))
+            counts = {fleet.placed: self.instances}
             described["InstancePools"] = [
-                {"InstanceType": pool["InstanceType"], "CurrentInstanceCount": self.instances if pool is first else 0}
+                {"InstanceType": pool["InstanceType"], "CurrentInstanceCount": counts.get(pool["InstanceType"], 0)}
                 for pool in pools
             ]
         return described

@@ -20,6 +20,7 @@ from steelyard_localcloud.sagemaker.fleet import Fleet
 from steelyard_localcloud.sagemaker.listing import page
 from steelyard_localcloud.sagemaker.models import Models
 from steelyard_localcloud.sagemaker.names import arn
+from steelyard_localcloud.sagemaker.quotas import Quotas
 from steelyard_localcloud.sagemaker.tags import TagStore
 from steelyard_localcloud.sagemaker.traffic import policy_of
 from steelyard_localcloud.wire import Parameters
@@ -43,6 +44,7 @@ class Endpoints:
         self._tags = tags
         self._cloud = cloud
         self._options = options
+        self.quotas = Quotas(options.quotas)
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self.is_scaled: Callable[[str, str], bool] = lambda _endpoint, _variant: False
@@ -65,6 +67,8 @@ class Endpoints:
         with self._lock:
             if name in self._endpoints:
                 raise ServiceError(f'Cannot create already existing endpoint "{endpoint.arn}".')
+            self._check_quota(fleet.placed, count)
+            endpoint.arriving = (fleet.placed, count)
             self._endpoints[name] = endpoint
         self._tags.put(endpoint.arn, parameters.get("Tags", []))
         self._run(endpoint, lambda: self._deployment(endpoint, fleet).create())
@@ -88,7 +92,10 @@ class Endpoints:
         policy = policy_of(config, instances=count)
         fleet.check_may_read(policy.alarms)
         self._check_scaled_type(endpoint, fleet)
+        # The old fleet serves until the new one has taken over: both are there for a while.
+        self._check_quota(fleet.placed, count)
         self._begin(endpoint, "Updating")
+        endpoint.arriving = (fleet.placed, count)
         endpoint.deployment_config = config
         deployment = self._deployment(endpoint, fleet)
         self._run(endpoint, lambda: deployment.update(policy, instances=count, weight=weight))
@@ -105,6 +112,9 @@ class Endpoints:
                 raise ServiceError(
                     "DesiredInstanceCount must be at least 1 for an endpoint without inference components."
                 )
+            more = wanted.get("DesiredInstanceCount", endpoint.instances) - endpoint.instances
+            if more > 0:
+                self._check_quota(endpoint.router.main.placed, more)
         self._begin(endpoint, "Updating")
         for wanted in parameters["DesiredWeightsAndCapacities"]:
             endpoint.instances = wanted.get("DesiredInstanceCount", endpoint.instances)
@@ -171,6 +181,10 @@ class Endpoints:
             f'The variant(s) "[{fleet.name}]" must be deregistered as scalable targets with AWS Auto Scaling before '
             "they can be removed or have their instance type updated."
         )
+
+    def _check_quota(self, instance_type: str, wanted: int) -> None:
+        used = sum(endpoint.held(instance_type) for endpoint in list(self._endpoints.values()))
+        self.quotas.check(instance_type, used=used, wanted=wanted)
 
     def _fleet(self, endpoint: str, config_name: str) -> tuple[Fleet, int]:
         config = self._configs.get(config_name)

@@ -86,6 +86,12 @@ class Fleet:
         pools = sorted(self.variant.get("InstancePools", []), key=lambda pool: int(pool["Priority"]))
         return tuple(pool["InstanceType"] for pool in pools) or (self.variant["InstanceType"],)
 
+    @property
+    def placed(self) -> str:
+        """The instance type that it runs on: the first choice of which there is capacity, or would be."""
+        there = [name for name in self.instance_types if name not in self._options.types_without_capacity]
+        return (there or list(self.instance_types))[0]
+
     def check_may_read(self, alarms: tuple[str, ...]) -> None:
         """Refuse alarms that the execution role may not read.
 
@@ -144,6 +150,7 @@ class Fleet:
             role=self._role,
         )
         try:
+            self._check_capacity()
             self._pull()
             self._check_processor()
             self._download()
@@ -201,6 +208,13 @@ class Fleet:
             began = time.monotonic()
             podman.pull(self._resolved, self._cloud, self._role.assume("SageMaker"))
             self._log.note(f"pulled {self._resolved} in {time.monotonic() - began:.1f} s")
+
+    def _check_capacity(self) -> None:
+        if self.placed in self._options.types_without_capacity:
+            raise ServiceError(
+                "Unable to provision requested ML compute capacity due to InsufficientInstanceCapacity error. Please "
+                "retry using a different ML instance type or after some time."
+            )
 
     def _check_processor(self) -> None:
         """A published container ends at once on processors that it was not built for."""
