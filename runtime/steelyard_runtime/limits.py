@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from steelyard_runtime.contracts.embeddings import MAX_INPUTS
 from steelyard_runtime.contracts.openai_text import MAX_LOGIT_BIASES, MAX_STOP_STRINGS
+from steelyard_runtime.engine.places import NAMED_LATELY_S
 from steelyard_runtime.engine.tokenizer import STRETCH_BYTES
 from steelyard_runtime.errors import Kind
 from steelyard_runtime.settings import Settings
@@ -125,4 +126,9 @@ the text may be cut (a run of one character, such as spaces) has a longest lengt
 than 64 KiB) of `max_waiting_mib` together; callers without a name have the part `unnamed_share` of both. More are
 refused as `busy`, with `retry_after_ms`. Within these, callers take turns, small requests are not behind large ones,
 and the time until `deadline_s` counts from a request's arrival: it is refused as `deadline` if it comes while the
-request waits. What a client that left had asked for is not begun, and ends at the next chunk."""
+request waits. What a client that left had asked for is not begun, and ends at the next chunk.
+
+Of the places of running chats (`chats`), callers without a name may hold the part `unnamed_share`, at least one, once a
+request of a caller with a name came in the last {NAMED_LATELY_S / 60:.0f} minutes, whatever it asked for; without one
+they may hold all. So the first caller with a name after that may find every place taken: the next place that becomes
+free is its own, and decisions wait for no chat."""

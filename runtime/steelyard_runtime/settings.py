@@ -184,9 +184,10 @@ class Settings(BaseSettings):
     )
     unnamed_share: Annotated[float, Field(gt=0, le=1)] = Field(
         0.75,
-        description="Share of the chats' places, of the queue and of the connections that requests without a caller's "
-        "name (X-Steelyard-Caller) may hold together, at least one of each; the rest is kept for callers with a name. "
-        "Set 1 where no caller has a name.",
+        description="Share of the queue, of the connections and, beside callers with a name, of the chats' places that "
+        "requests without a caller's name (X-Steelyard-Caller) may hold together, at least one of each; the rest is "
+        "kept for callers with a name. Chats' places are kept while a caller with a name was seen in the last ten "
+        "minutes.",
     )
     deadline_s: Annotated[float, Field(gt=0, le=3600)] = Field(
         55.0, description="Longest a synchronous request may take, in seconds; SageMaker cuts at 60."

@@ -1,4 +1,4 @@
-"""Callers without a name share a part of the places; a caller with a name always finds room. On the real engine."""
+"""Callers without a name share a part of the places beside callers with a name. On the real engine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ import pytest
 
 import tiny_models
 from steelyard_runtime.engine.core import LlamaEngine
-from steelyard_runtime.engine.interface import Done, Event, Failed, GenerationJob, Piece, Sampling
-from steelyard_runtime.engine.places import unnamed_part
+from steelyard_runtime.engine.interface import (
+    Done,
+    Event,
+    Failed,
+    GenerationJob,
+    Piece,
+    Sampling,
+    ScoreJob,
+    ScorePrompt,
+)
+from steelyard_runtime.engine.places import NAMED_LATELY_S, UNNAMED, ChatPlaces, unnamed_part
 from steelyard_runtime.engine.start import start_engine
 from steelyard_runtime.errors import Problem
 from steelyard_runtime.settings import load_settings
@@ -109,7 +118,24 @@ def chats(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> Chats:
     return Chats(engine, monkeypatch)
 
 
-def test_long_chats_without_a_name_leave_a_place_to_a_caller_with_one(chats: Chats) -> None:
+def test_without_callers_with_a_name_the_others_hold_every_place(chats: Chats) -> None:
+    for number in range(3):
+        chats.begin(f"unnamed {number}", tokens=20)
+    chats.wait()
+    assert chats.most_active == 3
+
+
+def test_the_first_caller_with_a_name_has_the_next_free_place(chats: Chats) -> None:
+    for name, tokens in (("short", 20), ("long", 400), ("longer", 440)):
+        chats.begin(name, tokens=tokens)
+    chats.hold_when_begun()
+    chats.begin("another", tokens=2)
+    chats.begin("ann", caller="ann", tokens=2)
+    assert chats.wait() == ["short", "ann", "long", "another", "longer"]
+
+
+def test_long_chats_without_a_name_leave_a_place_to_a_caller_with_one(chats: Chats, engine: LlamaEngine) -> None:
+    engine._scheduler.chat_places.note("ann")
     for number in range(3):
         chats.begin(f"unnamed {number}", tokens=400)
     chats.hold_when_begun()
@@ -117,7 +143,8 @@ def test_long_chats_without_a_name_leave_a_place_to_a_caller_with_one(chats: Cha
     assert chats.wait()[0] == "ann"
 
 
-def test_many_choices_without_a_name_leave_a_place_too(chats: Chats) -> None:
+def test_many_choices_without_a_name_leave_a_place_too(chats: Chats, engine: LlamaEngine) -> None:
+    engine._scheduler.chat_places.note("ann")
     chats.begin("unnamed", tokens=100, n=9)
     chats.hold_when_begun()
     chats.begin("ann", caller="ann", tokens=2)
@@ -141,7 +168,8 @@ def test_the_queue_keeps_room_for_named_callers(chats: Chats) -> None:
     assert sorted(chats.wait()) == ["ann", "unnamed 0", "unnamed 1", "unnamed 2"]
 
 
-def test_a_chat_without_a_name_that_is_cancelled_frees_its_part(chats: Chats) -> None:
+def test_a_chat_without_a_name_that_is_cancelled_frees_its_part(chats: Chats, engine: LlamaEngine) -> None:
+    engine._scheduler.chat_places.note("ann")
     cancels = [chats.begin(f"unnamed {number}", tokens=400) for number in range(2)]
     for cancel in cancels:
         cancel()
@@ -160,6 +188,31 @@ def test_every_mix_of_callers_and_choices_is_finished(chats: Chats, engine: Llam
     assert len(chats.wait()) == 24
     left = engine._scheduler.admission
     assert left.tokens == left.chat_tokens == left.unnamed_tokens == left.unnamed_chat_tokens == 0
+
+
+def test_places_are_kept_while_a_caller_with_a_name_was_seen_lately() -> None:
+    now = [1000.0]
+    places = ChatPlaces(unnamed_share=0.75, clock=lambda: now[0])
+    places.note(UNNAMED)
+    assert places.for_unnamed(3) == 3
+    places.note("ann")
+    now[0] += NAMED_LATELY_S
+    assert places.for_unnamed(3) == 2
+    places.note(UNNAMED)
+    now[0] += 1
+    assert places.for_unnamed(3) == 3
+    places.note("ann")
+    assert [places.for_unnamed(count) for count in (1, 2, 3)] == [1, 1, 2]
+
+
+def test_a_decision_or_a_refused_request_of_a_caller_with_a_name_counts(engine: LlamaEngine) -> None:
+    places, tokens = engine._scheduler.chat_places, tuple(engine.encode([Piece("word")], start=True))
+    assert places.for_unnamed(3) == 3
+    engine.start_draining()
+    prompt = ScorePrompt(shared=(), tail=tokens)
+    with pytest.raises(Problem):
+        engine.submit_score(ScoreJob(prompts=(prompt,), deadline=time.monotonic() + WAIT_S, caller="ann"))
+    assert places.for_unnamed(3) == 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from steelyard_runtime.engine.interface import Logits
 from steelyard_runtime.engine.json_output import JsonOutputError, problem_of
 from steelyard_runtime.engine.llama import Context, LlamaError, Run
 from steelyard_runtime.engine.meter import Meter
-from steelyard_runtime.engine.places import UNNAMED, unnamed_part
+from steelyard_runtime.engine.places import UNNAMED, ChatPlaces
 from steelyard_runtime.engine.prefixes import PrefixStore
 from steelyard_runtime.engine.segments import TILE
 from steelyard_runtime.engine.vitals import EngineBrokenError
@@ -43,7 +43,7 @@ class ChatBatcher:
         meter: Counts every decode.
         chunk_tokens: Most tokens of a prompt in one decode.
         reuse: Keep prompts and turns between requests, for the same caller.
-        unnamed_share: Share of the sequences that callers without a name may hold together.
+        places: Says how many of the sequences callers without a name may hold together.
         on_progress: Called with the number of a caller's waiting tokens that were evaluated or given up.
         on_fault: Called with the generations that a fault belongs to: one, or all that shared a decode. It has to
             ``abandon`` them.
@@ -57,7 +57,7 @@ class ChatBatcher:
         *,
         chunk_tokens: int,
         reuse: bool,
-        unnamed_share: float,
+        places: ChatPlaces,
         on_progress: Callable[[int, str], None],
         on_fault: Callable[[Sequence[Generation], Exception], None],
     ) -> None:
@@ -67,7 +67,7 @@ class ChatBatcher:
         self._meter = meter
         sequences = context.shape.sequences
         self._free = list(reversed(range(sequences)))
-        self._unnamed_places = unnamed_part(sequences, share=unnamed_share)
+        self._places = places
         self._chunk = min(chunk_tokens, context.shape.batch_tokens - sequences)
         self.sharing = False
         self._reuse = reuse
@@ -94,7 +94,8 @@ class ChatBatcher:
         """Whether a choice of ``caller`` may have a sequence: callers without a name leave some to the others."""
         if not self._free or caller != UNNAMED:
             return bool(self._free)
-        return sum(choice.generation.job.caller == UNNAMED for choice in self._placed) < self._unnamed_places
+        unnamed = sum(choice.generation.job.caller == UNNAMED for choice in self._placed)
+        return unnamed < self._places.for_unnamed(self._context.shape.sequences)
 
     @property
     def free_sequence(self) -> int | None:

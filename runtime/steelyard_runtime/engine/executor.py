@@ -61,14 +61,12 @@ class Execution:
         reuse_prefixes: Keep evaluated prefixes between requests.
         reuse_states: Also keep prefixes that hold callers' text; only the same caller reuses them.
         prefix_cache_bytes: Most bytes of kept prefixes.
-        unnamed_share: Share of the chats' sequences that callers without a name may hold together.
     """
 
     chat_chunk_tokens: int
     reuse_prefixes: bool
     reuse_states: bool
     prefix_cache_bytes: int
-    unnamed_share: float
 
 
 class Executor:
@@ -113,7 +111,7 @@ class Executor:
             meter,
             chunk_tokens=settings.chat_chunk_tokens,
             reuse=settings.reuse_prefixes and settings.reuse_states,
-            unnamed_share=settings.unnamed_share,
+            places=scheduler.chat_places,
             on_progress=scheduler.chat_progressed,
             on_fault=self._chats_failed,
         )

@@ -16,7 +16,7 @@ from steelyard_runtime.engine.generations import Generation
 from steelyard_runtime.engine.interface import EmbeddingJob, Logits, Score, ScoreJob, ScorePrompt, Segment
 from steelyard_runtime.engine.lifecycle import Lifecycle
 from steelyard_runtime.engine.meter import Meter
-from steelyard_runtime.engine.places import UNNAMED
+from steelyard_runtime.engine.places import UNNAMED, ChatPlaces
 from steelyard_runtime.engine.scorer import ScoreRun
 from steelyard_runtime.engine.tickets import AnyTicket, AnyWaiter, ScoreTicket, Ticket, Waiter
 from steelyard_runtime.engine.turns import Turns
@@ -52,12 +52,13 @@ class Scheduler:
         turns: Whether a decision goes before the chats; used on the engine's thread.
         arrivals: Totals of what was submitted.
         admission: How much work is ahead.
+        chat_places: How many chats of callers without a name may run beside others.
         chats_running: Some chat is past the queue; set by the engine's thread.
 
     Args:
         meter: Knows how fast the machine is.
         queue_limit: Chats that may wait, and as many tickets.
-        unnamed_share: Share of each queue that callers without a name may fill.
+        unnamed_share: Share of each queue, and of the chats' places, that callers without a name may fill.
         turns: Decides between decisions and chats.
     """
 
@@ -65,6 +66,7 @@ class Scheduler:
         self.lifecycle = Lifecycle()
         self.turns = turns or Turns()
         self.arrivals = Arrivals()
+        self.chat_places = ChatPlaces(unnamed_share=unnamed_share)
         self.admission = Admission(meter, queue_limit=queue_limit, unnamed_share=unnamed_share)
         self.chats_running = False
         self._changed = self.lifecycle.changed
@@ -148,6 +150,7 @@ class Scheduler:
 
     def _admit(self, tokens: int, deadline: float, *, caller: str, line: FairQueue[Any]) -> None:
         """Refuse work that cannot be done, or not in time."""
+        self.chat_places.note(caller)
         try:
             self.lifecycle.check_open()
             self.admission.check(

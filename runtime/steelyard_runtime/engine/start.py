@@ -106,7 +106,6 @@ def _start(settings: Settings, turns: Turns | None) -> LlamaEngine:
             reuse_prefixes=settings.reuse_prefixes,
             reuse_states=settings.reuse_states,
             prefix_cache_bytes=settings.prefix_cache_mib << 20,
-            unnamed_share=settings.unnamed_share,
         ),
         probing=settings.probe,
         decode_timeout_s=settings.decode_timeout_s,
