@@ -179,7 +179,9 @@ def errors_page() -> str:
         ]
     )
     heads = ["kind", *(each.title for each in formats), "can be repeated"]
-    return _page("Errors", "runtime/steelyard_runtime/errors.py", intro, _table(heads, rows))
+    return _page(
+        "Errors", "runtime/steelyard_runtime/errors.py and contracts/error_formats.py", intro, _table(heads, rows)
+    )
 
 
 def limits_page() -> str:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import StrictStr, TypeAdapter, ValidationError
+from pydantic import StrictStr, TypeAdapter
 
 from steelyard_runtime.contracts.answer_details import ModelIdentity
 from steelyard_runtime.contracts.contract import AskedDecisions, DecisionContract, Shape
 from steelyard_runtime.contracts.error_formats import ErrorFormat
 from steelyard_runtime.contracts.limits import Limits
-from steelyard_runtime.contracts.validation import Checking, NonEmpty, Sized, Strict, from_pydantic
+from steelyard_runtime.contracts.validation import NonEmpty, Sized, Strict, validated
 from steelyard_runtime.contracts.wire import Probability, Wire
 from steelyard_runtime.decision import Answer, DecisionRequest, Option, Question
 from steelyard_runtime.errors import Counts, Kind, Problem
@@ -56,10 +56,7 @@ class Failure(Wire, Counts):
 
 
 def decode(body: Any, limits: Limits) -> Asked:
-    try:
-        ranking = Ranking.model_validate(body, context=Checking(limits))
-    except ValidationError as error:
-        raise from_pydantic(error) from None
+    ranking = validated(Ranking, body, limits)
     options = tuple(Option(id=name, text=name, name=name) for name in ranking.candidates)
     question = Question(instructions=f"Who is best for the place {ranking.place}?", options=options)
     return Asked(

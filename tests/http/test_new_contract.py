@@ -115,15 +115,11 @@ def test_without_it_nothing_of_it_is_there(stub_client: TestClient) -> None:
     assert stub_client.post("/invocations", json=BODY).json()["type"] == "unknown_shape"
 
 
-def test_no_two_contracts_have_a_name_or_a_path_in_common() -> None:
-    for names in (
-        [contract.name for contract in CONTRACTS],
-        [contract.prefix for contract in CONTRACTS],
-        [path for contract in CONTRACTS for path in contract.paths],
+def test_what_would_hide_a_contract_is_refused() -> None:
+    for change, told in (
+        ({"name": "decide"}, "two contracts have the name decide"),
+        ({"paths": {"/v1/systemone": "Rank"}}, "two routes have the path /v1/systemone"),
+        ({"prefix": "Decide"}, "two types have the schema name"),
     ):
-        assert len(set(names)) == len(names)
-
-
-def test_two_types_of_one_schema_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="two types have the schema name"):
-        document(SETTINGS, (*CONTRACTS, dataclasses.replace(CONTRACT, prefix="Decide")))
+        with pytest.raises(ValueError, match=told):
+            document(SETTINGS, (*CONTRACTS, dataclasses.replace(CONTRACT, **change)))

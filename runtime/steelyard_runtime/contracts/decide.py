@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, RootModel, StrictStr, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, RootModel, StrictStr, TypeAdapter
 
 from steelyard_runtime.contracts.answer_details import (
     ModelIdentity,
@@ -30,15 +30,14 @@ from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
-    Checking,
     FilledContent,
     NonEmpty,
     Sized,
     Strict,
-    from_pydantic,
     invalid,
     quote,
     refuse_repeated,
+    validated,
 )
 from steelyard_runtime.contracts.wire import Count, Open, Probability, Sha256, Wire
 from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Option, Question
@@ -118,10 +117,8 @@ def decode(body: Any, limits: Limits) -> Decoded:
         found = "both are" if "decision" in body else "neither is"
         raise invalid((), f"exactly one of 'decision' and 'decisions' is needed; {found} present")
     _refuse_registered(body, limits)
-    try:
-        parsed = (Single if "decision" in body else Several).model_validate(body, context=Checking(limits))
-    except ValidationError as error:
-        raise from_pydantic(error) from None
+    model: type[Single | Several] = Single if "decision" in body else Several
+    parsed = validated(model, body, limits)
     decisions = [parsed.decision] if isinstance(parsed, Single) else parsed.decisions
     _refuse_different_states(decisions)
     return Decoded(

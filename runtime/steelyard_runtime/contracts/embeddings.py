@@ -35,7 +35,7 @@ class Request(Strict):
         Annotated[NonEmpty, TEXT]
         | Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), LIST],
         TEXT_OR_LIST,
-    ] = Field(description="One text, or up to 2048.")
+    ] = Field(description=f"One text, or up to {MAX_INPUTS}.")
     model: StrictStr | None = MODEL
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="Numbers, or the base64 of little-endian float32; default float."

@@ -73,8 +73,8 @@ class SamplingFields(ServerFields):
         | None
     ) = Field(
         None,
-        description="Text, or up to 4 texts, at which the answer ends; it is not part of the answer. Empty texts end "
-        "nothing.",
+        description=f"Text, or up to {MAX_STOP_STRINGS} texts, at which the answer ends; it is not part of the answer. "
+        "Empty texts end nothing.",
     )
     presence_penalty: Annotated[StrictFloat, Field(ge=-2, le=2)] | None = Field(
         None, description="Subtracted from the logit of a token that was already generated; default 0."

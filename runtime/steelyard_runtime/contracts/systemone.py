@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, StrictStr, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic import BeforeValidator, Discriminator, Field, StrictStr, TypeAdapter, WithJsonSchema
 
 from steelyard_runtime.contracts.answer_details import (
     Extensions,
@@ -31,7 +31,6 @@ from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
-    Checking,
     Content,
     Lenient,
     MaybeContent,
@@ -39,8 +38,8 @@ from steelyard_runtime.contracts.validation import (
     Sized,
     Strict,
     fault,
-    from_pydantic,
     unsupported,
+    validated,
 )
 from steelyard_runtime.contracts.wire import Count, Open, Probability, Wire
 from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Option, Question
@@ -78,7 +77,7 @@ def _named_options(options: Any) -> Any:
 
 
 class Choice(Strict):
-    """A question with 2 to 255 named options."""
+    """A question with named options."""
 
     type: Literal["choice"]
     instructions: MaybeContent = None
@@ -94,7 +93,7 @@ class Choice(Strict):
 
 
 class Score(Strict):
-    """A question with 2 to 10 levels, from low to high."""
+    """A question with levels, from low to high."""
 
     type: Literal["score"]
     instructions: MaybeContent = None
@@ -156,10 +155,7 @@ def decode(body: Any, limits: Limits) -> Decoded:
     Raises:
         Problem: ``INVALID`` (or ``UNSUPPORTED`` for media), with a fault for every field that is wrong.
     """
-    try:
-        parsed = Request.model_validate(body, context=Checking(limits))
-    except ValidationError as error:
-        raise from_pydantic(error, unions=_UNIONS) from None
+    parsed = validated(Request, body, limits, unions=_UNIONS)
     questions = parsed.questions
     return Decoded(
         request=DecisionRequest(

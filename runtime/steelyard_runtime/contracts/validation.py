@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_origin
 
 from pydantic import (
     BaseModel,
@@ -234,6 +234,9 @@ class Strict(BaseModel):
         return value
 
 
+ModelT = TypeVar("ModelT", bound=Strict)
+
+
 class Lenient(Strict):
     """As :class:`Strict`, but unknown fields are ignored, where a contract demands it."""
 
@@ -297,6 +300,24 @@ MaybeContent = Annotated[
     WithJsonSchema({"anyOf": [*_TEXT_OR_JSON, {"type": "null"}]}),
 ]
 """A string, an object, an array or null."""
+
+
+def validated(model: type[ModelT], body: Any, limits: Limits, *, unions: Collection[Path] = ()) -> ModelT:
+    """Return ``body`` as ``model``.
+
+    Args:
+        model: The model of a contract's bodies.
+        body: Any JSON value.
+        limits: How much it may ask.
+        unions: Places of tagged unions in it, as :func:`from_pydantic` wants them.
+
+    Raises:
+        Problem: ``INVALID`` or ``UNSUPPORTED``, with a fault for every field that is wrong.
+    """
+    try:
+        return model.model_validate(body, context=Checking(limits))
+    except ValidationError as error:
+        raise from_pydantic(error, unions=unions) from None
 
 
 SETTING = "x-setting"

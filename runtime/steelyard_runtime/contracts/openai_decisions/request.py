@@ -14,7 +14,6 @@ from pydantic import (
     StrictStr,
     StringConstraints,
     Tag,
-    ValidationError,
     WithJsonSchema,
 )
 
@@ -24,17 +23,16 @@ from steelyard_runtime.contracts.neutral import IgnoredText
 from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
-    Checking,
     NonEmpty,
     Path,
     Sized,
     Strict,
     fault,
-    from_pydantic,
     invalid,
     quote,
     refuse_repeated,
     unsupported,
+    validated,
 )
 from steelyard_runtime.decision import Layout
 from steelyard_runtime.settings import MAX_OPTIONS, MAX_QUESTIONS
@@ -337,10 +335,7 @@ def parse(body: Any, *, limits: Limits) -> Request:
     Raises:
         Problem: ``INVALID`` (or ``UNSUPPORTED`` for images); names the field.
     """
-    try:
-        parsed = Request.model_validate(body, context=Checking(limits))
-    except ValidationError as error:
-        raise from_pydantic(error, unions=_UNIONS) from None
+    parsed = validated(Request, body, limits, unions=_UNIONS)
     if not isinstance(parsed.input, str):
         _refuse_unmatched_outputs(parsed.input)
     return parsed

@@ -36,10 +36,10 @@ READING_S = 30.0
 
 def dispatching(contracts: Sequence[AnyContract]) -> Handler:
     """Return a handler that hands each body to the contract of its shape."""
-    handlers = {contract.name: handler(contract) for contract in contracts}
+    handlers = {contract: handler(contract) for contract in contracts}
 
     async def handle(request: Request, body: Any) -> Response:
-        return await handlers[contract_of(body, contracts).name](request, body)
+        return await handlers[contract_of(body, contracts)](request, body)
 
     return handle
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -78,7 +79,12 @@ class Operation:
 
 
 def operations(contracts: Sequence[AnyContract]) -> tuple[Operation, ...]:
-    """Return all routes of a server that speaks ``contracts``."""
+    """Return all routes of a server that speaks ``contracts``.
+
+    Raises:
+        ValueError: Two contracts have the same name, or two routes the same path.
+    """
+    _refuse_repeated("contracts", "name", [contract.name for contract in contracts])
     every_contract = Operation(
         INVOCATIONS,
         posted(bodies.dispatching(contracts)),
@@ -100,7 +106,15 @@ def operations(contracts: Sequence[AnyContract]) -> tuple[Operation, ...]:
         for contract in contracts
         for path, summary in contract.paths.items()
     )
-    return (_PING, every_contract, _EXECUTION_PARAMETERS, *each_contract, *_OPERATIONS)
+    found = (_PING, every_contract, _EXECUTION_PARAMETERS, *each_contract, *_OPERATIONS)
+    _refuse_repeated("routes", "path", [operation.path for operation in found])
+    return found
+
+
+def _refuse_repeated(whose: str, what: str, values: Sequence[str]) -> None:
+    for value, times in Counter(values).items():
+        if times > 1:
+            raise ValueError(f"two {whose} have the {what} {value}; give one of them another")
 
 
 _PING = Operation("/ping", server.ping, "SageMaker", "Readiness for SageMaker AI", server.Ready, kinds=_LOADING)
