@@ -1,7 +1,12 @@
-"""Mixed attacks beside normal load, for a long time: is everything answered, alike, in time, and is memory flat?"""
+"""Mixed attacks beside normal load, for a long time: is everything answered, alike, in time, and is memory flat?
+
+Before that the store of prefixes is filled: it takes memory up to its own limit (``prefix_cache_mib``), which is no
+leak, and takes ten minutes under the load alone.
+"""
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -14,6 +19,7 @@ from benchmarks.attack.innocent import CHAT, DECIDE, STREAM, Asked, Kind
 from benchmarks.attack.running import attacking, shown
 from benchmarks.attack.target import Plan, Server
 from benchmarks.peers.exactness import flatness
+from benchmarks.peers.workloads import metric
 
 CALLERS = ("support", "sales", "orders")
 THINKING_S = 0.4
@@ -25,6 +31,11 @@ OPEN_FILES = 400
 PING_LIMIT_S = 2.0
 SLOWDOWN_LIMIT = 3.0
 LOG_BYTES_PER_S = 20_000.0
+FILL_LIMIT_S = 900.0
+FILL_STATE = "The courier of this order says that the parcel was handed over, but nothing has arrived. " * 8
+"""A snapshot of it is a small part of the store, so that no large gap is left, and large enough for it to fill soon."""
+EVICTIONS = "steelyard_engine_prefix_evictions_total"
+STORED = "steelyard_engine_prefix_bytes"
 # Two at the same time: the second comes from another attacker's own row. Not many-names: names are a gateway's to give,
 # and each new one has a turn of its own.
 ROWS: tuple[tuple[str, ...], ...] = (
@@ -61,7 +72,8 @@ def soak(plan: Plan, *, minutes: float, seed: int, say: Callable[[str], None]) -
     with target.serving(plan, "soak", open_files=OPEN_FILES) as server:
         if not target.wait_ready(server):
             raise SystemExit(f"the server did not start:\n{target.tail(server)}")
-        _fill(server, plan, load)
+        filled = fill_store(server, plan, say)
+        _note_answers(server, plan, load)
         say(f"normal load alone, {quiet_s:.0f} s")
         quiet, _ = _loaded(server, plan, load, quiet_s)
         logged, watch = server.log_bytes, Samples()
@@ -86,6 +98,7 @@ def soak(plan: Plan, *, minutes: float, seed: int, say: Callable[[str], None]) -
     return _judged(
         {
             "elapsed_s": elapsed,
+            "store": filled,
             "quiet": {name: shown(asked) for name, asked in quiet.items()},
             "beside": {name: shown(asked) for name, asked in beside.items()},
             "after": {name: shown(asked) for name, asked in after.items()},
@@ -117,7 +130,57 @@ class Samples:
             self.own.append(server.own_bytes)
 
 
-def _fill(server: Server, plan: Plan, load: Load) -> None:
+def fill_store(
+    server: Server, plan: Plan, say: Callable[[str], None], *, limit_s: float = FILL_LIMIT_S
+) -> dict[str, Any]:
+    """Ask about one state after another until the server gives up a kept one.
+
+    Args:
+        server: One without such a metric is taken to keep nothing.
+        plan: How callers give their names.
+        say: Takes progress.
+        limit_s: Longest that it may take, in seconds.
+
+    Returns:
+        How many states were asked about, and the bytes that are kept, as JSON.
+
+    Raises:
+        SystemExit: A state was refused, or the store was not full in time.
+    """
+    before = _metric(server, EVICTIONS)
+    if before is None:
+        say("no store of prefixes is reported")
+        return {"states": 0, "bytes": None}
+    say("filling the store of prefixes")
+    until, states = time.monotonic() + limit_s, 0
+    while _metric(server, EVICTIONS) == before:
+        if time.monotonic() > until:
+            raise SystemExit(f"{states} states in {limit_s:.0f} s did not fill the store of prefixes")
+        body = {
+            "state": f"Order {states}. {FILL_STATE}",
+            "model": "jev-latest",
+            "questions": {"late": {"type": "noul", "instructions": "Is the parcel late?"}},
+        }
+        status, answer = target.ask(
+            server.port,
+            "POST",
+            DECIDE.path,
+            json.dumps(body).encode(),
+            patience_s=DECIDE.patience_s,
+            headers=_caller(plan, "filler"),
+        )
+        if status != 200:
+            raise SystemExit(f"state {states} was not answered by the idle server: {status} {answer[:160]!r}")
+        states += 1
+    return {"states": states, "bytes": _metric(server, STORED)}
+
+
+def _metric(server: Server, name: str) -> float | None:
+    status, text = target.ask(server.port, "GET", "/metrics", None, patience_s=10.0)
+    return metric(text.decode("utf-8", "replace"), name) if status == 200 else None
+
+
+def _note_answers(server: Server, plan: Plan, load: Load) -> None:
     """Ask everything once, alone: the answers that all later ones are compared with."""
     for name, kind in KINDS.items():
         for number in range(8):
@@ -208,7 +271,7 @@ def _judged(figures: dict[str, Any]) -> dict[str, Any]:
         verdict("innocent requests not answered", f"{lost} of {asked}", "0", lost == 0),
         verdict("answers unlike those given alone", str(wrong), "0", wrong == 0),
         verdict(
-            "memory's growth over the soak, upper end of the interval",
+            "memory's growth with a full store, upper end of the interval",
             f"{memory['growth_share_at_most']:.1%} (peak {figures['peak_bytes'] >> 20} MiB)",
             "2 %",
             memory["flat"],
