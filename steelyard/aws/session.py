@@ -42,14 +42,15 @@ class Aws:
         with told():
             self._session = _boto3().Session(region_name=region)
         self.region = region
-        self._clients: dict[str, Any] = {}
+        self._clients: dict[tuple[str, str], Any] = {}
 
-    def client(self, service: str) -> Any:
-        """A boto3 client, such as ``cloudformation``."""
-        if service not in self._clients:
+    def client(self, service: str, *, region: str | None = None) -> Any:
+        """A boto3 client, such as ``cloudformation``; of another region for services that are in few."""
+        key = (service, region or self.region)
+        if key not in self._clients:
             with told():
-                self._clients[service] = self._session.client(service, config=_config(READ_S))
-        return self._clients[service]
+                self._clients[key] = self._session.client(service, region_name=key[1], config=_config(READ_S))
+        return self._clients[key]
 
     def runtime(self, timeout_s: float, *, connections: int = 1) -> Any:
         """Return a boto3 client for invocations.

@@ -1,22 +1,23 @@
-"""``steelyard doctor``: what this machine can run, and why not."""
+"""``steelyard doctor``: what this machine can run, or whether an account is ready for an environment."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
+from steelyard.aws.session import Aws
 from steelyard.commands import completion
-from steelyard.serving.machine import Level, check_machine
-from steelyard.terminal import console
-from steelyard_base.exit_codes import ExitCode
+from steelyard.commands.options import Home, Local
+from steelyard.deploy import local_cloud
+from steelyard.deploy.preflight import check_account, known_prices
+from steelyard.deploy.prices import read_prices
+from steelyard.environments.files import load_environment
+from steelyard.serving.machine import check_machine
+from steelyard.terminal.checks import show
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.settings import Settings
-
-_STYLE = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILED: "bold red"}
 
 
 def command(
@@ -30,23 +31,31 @@ def command(
             autocompletion=completion.models,
         ),
     ] = Settings.model_fields["model"].default,
+    env: Annotated[
+        str | None,
+        typer.Option("--env", help="Look at the account of this environment instead of this machine."),
+    ] = None,
+    local: Local = False,
+    prices: Annotated[
+        Path | None,
+        typer.Option("--prices", help="TOML file with USD per hour by instance type; without it, AWS's Price List."),
+    ] = None,
+    home: Home = local_cloud.HOME,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per check and line.")] = False,
 ) -> None:
-    """Check Python, llama.cpp, CPU, memory, GPU, disk and model. Exit code 1 when something is in the way."""
-    checks = list(check_machine(model))
-    if as_json:
-        for check in checks:
-            sys.stdout.write(json.dumps(dataclasses.asdict(check)) + "\n")
-    else:
-        console.rows(
-            [
-                (
-                    Text(check.level.value, style=_STYLE[check.level]),
-                    Text(check.name, style="bold"),
-                    check.finding + (f"\n{check.advice}" if check.advice else ""),
-                )
-                for check in checks
-            ]
-        )
-    if any(check.level is Level.FAILED for check in checks):
-        raise typer.Exit(ExitCode.FAILED)
+    """Check Python, llama.cpp, CPU, memory, GPU, disk and model; with --env, an account before anything is made in it.
+
+    With --env: whose credentials these are, the CDK's bootstrap, quotas of instances for the first deployment and for
+    updates, zones, and the cost in a month. Exit code 1 when something is in the way.
+    """
+    if env is None:
+        if local or prices is not None:
+            raise CommandError("--local and --prices are about an environment: name it with --env", code=ExitCode.USAGE)
+        show(check_machine(model), as_json=as_json)
+        return
+    environment = load_environment(env)
+    given = None if prices is None else read_prices(prices)
+    with local_cloud.reached(local_cloud.require(home).environment() if local else {}):
+        aws = Aws(environment.region)
+        known = known_prices(aws, environment) if given is None else given
+        show(check_account(aws, environment, known), as_json=as_json)

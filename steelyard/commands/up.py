@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from steelyard.commands.options import (
 )
 from steelyard.deploy import deployment, local_cloud
 from steelyard.deploy.endpoints import DeployedEndpoint, deployed_endpoint, stacks_of
+from steelyard.deploy.preflight import check_account, known_prices
 from steelyard.deploy.supplies import FromCodeBuild, FromThisMachine
 from steelyard.environments.files import DEFAULT, load_environment, promotion_targets
 from steelyard.environments.schema import Environment
@@ -36,6 +38,8 @@ from steelyard.releases.source import read_checkout, read_source
 from steelyard.terminal import console, examples
 from steelyard.terminal.build_log import build_log
 from steelyard.terminal.building import build_with_log
+from steelyard.terminal.checks import show
+from steelyard_base.checks import Level
 from steelyard_base.exit_codes import CommandError, ExitCode
 
 if TYPE_CHECKING:
@@ -57,6 +61,12 @@ def command(
     allow_critical: AllowCritical = False,
     home: Home = local_cloud.HOME,
     port: Port = 0,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Look first whether quotas, zones and bootstrap allow it.")
+    ] = True,
+    bootstrap: Annotated[
+        bool, typer.Option("--bootstrap", help="Bootstrap the CDK where that is missing, without asking.")
+    ] = False,
     ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask each endpoint an example at the end.")] = True,
 ) -> None:
     """Deploy an environment with the CDK, ask its endpoints an example each, and say where everything is.
@@ -81,6 +91,10 @@ def command(
         cloud = local_cloud.start(home, port=port)
     with local_cloud.reached(cloud.environment() if cloud else {}):
         aws = Aws(environment.region)
+        if check:
+            _check(aws, environment, local=local)
+        if not local and not bootstrap:
+            _agree_to_bootstrap(aws)
         if plan is not None:
             # What is built in a local cloud goes with it, and so does its manifest.
             folder = home / "releases" if local else FOLDER
@@ -107,6 +121,36 @@ def command(
         console.heading("where everything is")
         console.rows(_places(aws, environment, endpoints, home=home if local else None))
     _advise(env, endpoints, local=local, deletions=[deployment.deletion(aws, stack) for stack in removed])
+
+
+def _check(aws: Aws, environment: Environment, *, local: bool) -> None:
+    """Print how the account stands, and end here when something is in the way; nothing has been made yet.
+
+    Of a local cloud, which costs nothing, only what is in the way is printed.
+    """
+    console.step("looking at the account")
+    found = list(check_account(aws, environment, {} if local else known_prices(aws, environment)))
+    show([each for each in found if not local or each.level is Level.FAILED])
+
+
+def _agree_to_bootstrap(aws: Aws) -> None:
+    """Ask before the CDK makes its roles in an account, one of which may do anything.
+
+    Raises:
+        CommandError: There is nobody to ask, or they do not agree.
+    """
+    if deployment.is_bootstrapped(aws):
+        return
+    agreed = sys.stdin.isatty() and typer.confirm(
+        f"The CDK is not bootstrapped in {aws.account()}, {aws.region}. It makes a bucket and roles there, one of "
+        "them with administrator rights. Go on?"
+    )
+    if not agreed:
+        raise CommandError(
+            f"the CDK is not bootstrapped in account {aws.account()}, region {aws.region}",
+            code=ExitCode.USAGE,
+            hint="Run this again with --bootstrap, or have it done as your account demands: npx cdk bootstrap",
+        )
 
 
 def _supplies(environment: Environment, cloud: CloudDetails | None) -> deployment.Supplies:

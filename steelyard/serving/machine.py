@@ -9,13 +9,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from steelyard.models import storage
 from steelyard.models.storage import human_size
+from steelyard_base.checks import Check, Level
 from steelyard_base.exit_codes import CommandError
 from steelyard_runtime.engine import model_files
 from steelyard_runtime.engine.cores import usable
@@ -45,24 +44,6 @@ _CPU_FLAGS = (
 )
 # Weights are mapped; besides them there are the context's cells, compute buffers and Python.
 MEMORY_BESIDE_WEIGHTS = 700_000_000
-
-
-class Level(StrEnum):
-    """How a check went: fine, worth knowing, or in the way."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One finding. ``advice`` says what to do, and is empty when there is nothing to do."""
-
-    name: str
-    level: Level
-    finding: str
-    advice: str = ""
 
 
 def check_machine(model: str) -> Iterator[Check]:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from steelyard.serving import machine
-from steelyard.serving.machine import Level
+from steelyard_base.checks import Level
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 
 import tiny_models
 from live_server import ServerProcess
-from steelyard.serving.machine import Level, model_checks
+from steelyard.serving.machine import model_checks
+from steelyard_base.checks import Level
 from steelyard_runtime.chat_template import PLAIN_TEMPLATE, BadTemplateError, ChatTemplate, choose
 from steelyard_runtime.generation import Message
 from steelyard_runtime.scoring import prompt
