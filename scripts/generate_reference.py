@@ -21,6 +21,8 @@ from pydantic.fields import FieldInfo
 
 from steelyard.commands.root import app
 from steelyard.commands.setting_flags import environment_name, flag_names, shown_default
+from steelyard.decisions.folder import Case
+from steelyard.decisions.workflow import Baseline
 from steelyard.environments.schema import (
     Alarms,
     Artifacts,
@@ -68,6 +70,9 @@ from steelyard.releases.manifest import (
 )
 from steelyard_base.exit_codes import MEANING
 from steelyard_runtime.contracts.registry import CONTRACTS
+from steelyard_runtime.decisions.contract import Contract, Option, OptionPolicy, Policy, Readout, Thresholds
+from steelyard_runtime.decisions.head import Bound, Description, Figures, Measured
+from steelyard_runtime.decisions.wordings import WORDINGS
 from steelyard_runtime.errors import TABLE
 from steelyard_runtime.http.openapi import document
 from steelyard_runtime.limits import LIMITS, NOTES
@@ -262,6 +267,41 @@ def _origin(entry: CatalogueEntry) -> str:
     return f"`{source.kind}`"
 
 
+DECISION_TABLES: dict[str, type[BaseModel]] = {
+    "contract.toml": Contract,
+    "[[options]]": Option,
+    "[readout]": Readout,
+    "[policy]": Policy,
+    "[policy.automate], [policy.review]": Thresholds,
+    "[policy.options.ID]": OptionPolicy,
+    "a line of cases.jsonl": Case,
+    "head.json": Description,
+    "head.json, bound": Bound,
+    "head.json, measured": Measured,
+    "head.json, figures": Figures,
+    "baseline.json": Baseline,
+}
+
+
+def decisions_page() -> str:
+    """Every field of the files of a decision's folder."""
+    intro = (
+        "A registered decision is a folder `decisions/NAME`: a contract, labelled cases, the head that was fitted to "
+        "them, and the baseline that was accepted. [Fit a decision](../how-to/fit-a-decision.md) makes one, "
+        "[Decisions that are right](../explanation/decisions.md) says how good they are."
+    )
+    wordings = _table(
+        ["name", "before the state", "behind it"],
+        [
+            [f"`{each.name}`", *(f"`{''.join(piece.text for piece in side)}`" for side in (each.before, each.after))]
+            for each in WORDINGS.values()
+        ],
+    )
+    tables = _model_tables(DECISION_TABLES)
+    body = f"{tables}\n## Wordings\n\nThe fixed words around a state whose hidden state a head reads.\n\n{wordings}"
+    return _page("Decisions", "runtime/steelyard_runtime/decisions and steelyard/decisions", intro, body)
+
+
 ENVIRONMENT_TABLES: dict[str, type[BaseModel]] = {
     "the file itself": Environment,
     "[network], kind none": NoNetwork,
@@ -378,6 +418,7 @@ PAGES = {
     "limits.md": limits_page,
     "exit-codes.md": exit_codes_page,
     "chat-templates.md": chat_templates_page,
+    "decisions.md": decisions_page,
     "models.md": models_page,
     "environments.md": environments_page,
     "releases.md": releases_page,

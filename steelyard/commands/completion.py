@@ -1,4 +1,4 @@
-"""Names that a shell completes: models, environments, endpoints, releases."""
+"""Names that a shell completes: models, environments, endpoints, releases, decisions."""
 
 from __future__ import annotations
 
@@ -31,6 +31,13 @@ def endpoints(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of the endpoints of the environment on the command line."""
     chosen = ctx.params.get("env") or DEFAULT
     return _beginning(incomplete, lambda: load_environment(chosen).endpoints)
+
+
+def decision_names(incomplete: str) -> list[str]:
+    """Names of the folders in ``decisions/``."""
+    from steelyard.decisions.folder import names_within  # needs numpy, which not every installation has
+
+    return _beginning(incomplete, names_within)
 
 
 def _beginning(incomplete: str, names: Callable[[], Iterable[str]]) -> list[str]:

@@ -11,6 +11,7 @@ from steelyard.commands import (
     chat,
     cloud,
     decide,
+    decision,
     demo,
     doctor,
     down,
@@ -29,6 +30,7 @@ app.command("serve")(serve.command)
 app.command("decide")(decide.command)
 app.command("chat")(chat.command)
 app.add_typer(model.app, name="model")
+app.add_typer(decision.app, name="decision")
 app.command("doctor")(doctor.command)
 app.add_typer(bench.app, name="bench")
 app.command("demo")(demo.command)

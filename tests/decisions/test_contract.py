@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -91,6 +91,7 @@ def contracts(draw):
     )
 
 
+@settings(max_examples=50)
 @given(contracts())
 def test_a_contract_reads_as_it_was_written(contract):
     again = parse_contract(write_contract(contract))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -21,6 +21,7 @@ def dense(counted, terms):
     return row
 
 
+@settings(max_examples=40)
 @given(texts, texts)
 def test_weights_are_those_of_scikit_learn(known, new):
     learned = learn(known)
@@ -35,6 +36,7 @@ def test_weights_are_those_of_scikit_learn(known, new):
             np.testing.assert_allclose(ours, row, atol=1e-9)
 
 
+@settings(max_examples=40)
 @given(st.text("abc \tüß日", max_size=30))
 def test_parts_of_words_are_those_of_scikit_learn(text):
     theirs = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5)).build_analyzer()

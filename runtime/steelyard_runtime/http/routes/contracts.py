@@ -14,7 +14,6 @@ from steelyard_runtime.contracts.contract import (
     AskedT,
     Contract,
     DecisionContract,
-    DecisionsT,
     EmbeddingContract,
     GenerationContract,
 )
@@ -68,7 +67,7 @@ async def _decoded(contract: Contract[AskedT, Any], request: Request, body: Any)
     return decoded, services
 
 
-def _deciding(contract: DecisionContract[DecisionsT, Any]) -> Handler:
+def _deciding(contract: DecisionContract[Any, Any]) -> Handler:
     async def handle(request: Request, body: Any) -> Response:
         started = time.perf_counter()
         decoded, services = await _decoded(contract, request, body)

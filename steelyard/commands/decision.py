@@ -1,0 +1,265 @@
+"""``steelyard decision``: a decision's folder, from the first contract to a head that can be served."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from steelyard.client.decision_file import parse_option
+from steelyard.commands import completion
+from steelyard.commands.app import App
+from steelyard.models import storage
+from steelyard.terminal import console
+from steelyard_base.exit_codes import CommandError, ExitCode
+
+if TYPE_CHECKING:
+    from steelyard.decisions.folder import Cases
+    from steelyard.decisions.workflow import FittedDecision
+    from steelyard_runtime.decisions.contract import Contract
+    from steelyard_runtime.decisions.head import Measured
+
+app = App(help="Registered decisions: write one down, check it, fit it to labelled cases, measure it.")
+
+Name = Annotated[
+    str,
+    typer.Argument(help="A folder in decisions/, or a path with a slash.", autocompletion=completion.decision_names),
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        envvar="STEELYARD_MODEL",
+        help="A name of the catalogue, or a GGUF file.",
+        autocompletion=completion.models,
+        show_envvar=True,
+    ),
+]
+Threads = Annotated[int, typer.Option("--threads", min=0, max=1024, help="Threads for llama.cpp; 0 chooses.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+
+_CONTEXT_TOKENS_FLAG = Annotated[
+    int, typer.Option("--context-tokens", min=0, help="Longest prompt in tokens; 0 means 8192, or the model's own.")
+]
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Lower-case words with hyphens; the folder decisions/NAME is made.")],
+    *,
+    kind: Annotated[str, typer.Option("--type", help="One of: choice, yesno, score.")] = "choice",
+    question: Annotated[
+        str, typer.Option("--question", help="The question that every case answers.")
+    ] = "Which option describes the input best?",
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", help="ID=DESCRIPTION, once for each option; of a score, VALUE=DESCRIPTION."),
+    ] = None,
+) -> None:
+    """Make the folder of a decision: a contract to fill in, and a file for labelled cases."""
+    from steelyard.decisions.folder import CASES_FILE, CONTRACT_FILE, DECISIONS, write_files
+    from steelyard.decisions.template import new_contract
+    from steelyard_runtime.decisions.contract import write_contract
+
+    contract = new_contract(name, kind=kind, question=question, options=[parse_option(each) for each in option or []])
+    folder = DECISIONS / contract.name
+    if folder.exists():
+        raise CommandError(f"{folder} exists already", code=ExitCode.USAGE, hint="Choose another name, or edit it.")
+    write_files(folder, {CASES_FILE: b"", CONTRACT_FILE: write_contract(contract).encode()})
+    line = json.dumps({"state": "...", "label": contract.option_ids[0]})
+    console.note(f"Describe the options in {folder / CONTRACT_FILE}, and add lines such as {line} to {CASES_FILE}.")
+    console.note(f"Then: steelyard decision lint {contract.name}")
+    sys.stdout.write(f"{folder}\n")
+
+
+@app.command()
+def lint(name: Name, *, as_json: Json = False) -> None:
+    """Check a contract and its cases without a model. Exit code 1 when there is an error; warnings are told only."""
+    from steelyard.decisions.lint import lint as findings_of
+
+    _, contract, cases = _read(name)
+    findings = findings_of(contract, cases.cases)
+    if as_json:
+        listed = [{"level": each.level, "code": each.code, "message": each.message} for each in findings]
+        sys.stdout.write(json.dumps({"decision": contract.full_name, "findings": listed}, ensure_ascii=False) + "\n")
+    else:
+        console.rows([(each.level, each.code, each.message) for each in findings])
+        console.note(
+            f"{contract.full_name}: {len(cases)} cases, {len(contract.options)} options, {len(findings)} findings"
+        )
+    if any(each.level == "error" for each in findings):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command()
+def fit(
+    name: Name,
+    *,
+    model: Model = "gemma-3-270m",
+    threads: Threads = 0,
+    context_tokens: _CONTEXT_TOKENS_FLAG = 0,
+    as_json: Json = False,
+) -> None:
+    """Fit a decision's head to its labelled cases, and write head.json and head.safetensors into its folder.
+
+    The model runs in this process. Hidden states are kept in the cache, so that only new cases are evaluated. All
+    figures are of cases that were held out.
+    """
+    from steelyard.decisions.folder import write_files
+
+    folder, contract, cases = _read(name)
+    _refuse_errors(contract, cases)
+    done = _fitted(contract, cases, model=model, threads=threads, context_tokens=context_tokens)
+    write_files(folder, done.files)
+    _tell(done, as_json=as_json)
+    console.note(f"written to {folder}: {', '.join(done.files)}")
+
+
+@app.command("test")
+def measure(
+    name: Name,
+    *,
+    model: Model = "gemma-3-270m",
+    threads: Threads = 0,
+    context_tokens: _CONTEXT_TOKENS_FLAG = 0,
+    accept: Annotated[bool, typer.Option("--accept", help="Write the figures as the accepted baseline.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure a decision by cross-validation, and compare with the accepted baseline in its folder.
+
+    Exit code 1 when accuracy or log loss are worse than the accepted interval, or the head in the folder is not the one
+    that its contract, cases and model give.
+    """
+    from steelyard.decisions import workflow
+    from steelyard.decisions.folder import BASELINE_FILE, write_files
+
+    folder, contract, cases = _read(name)
+    head = workflow.read_head(folder)
+    done = _fitted(contract, cases, model=model, threads=threads, context_tokens=context_tokens)
+    _tell(done, as_json=as_json)
+    now = workflow.baseline_of(done)
+    faults = workflow.stale(head, done)
+    if accept:
+        if not faults:
+            write_files(folder, {BASELINE_FILE: (now.model_dump_json(indent=1) + "\n").encode()})
+            console.note(f"accepted: {folder / BASELINE_FILE}")
+    elif (accepted := workflow.read_baseline(folder)) is None:
+        faults.append(f"no baseline was accepted; accept these figures: steelyard decision test {name} --accept")
+    else:
+        faults += workflow.regressions(now, accepted)
+    if faults:
+        raise CommandError(f"{contract.full_name}: " + "; ".join(faults))
+    console.note(f"{contract.full_name}: as accepted")
+
+
+@app.command()
+def show(name: Name, *, as_json: Json = False) -> None:
+    """Print a decision: its contract, hashes, cases, and the figures of its head."""
+    from steelyard.decisions import workflow
+    from steelyard_runtime.decisions.head import DESCRIPTION_FILE
+
+    folder, contract, cases = _read(name)
+    head = workflow.read_head(folder) if (folder / DESCRIPTION_FILE).exists() else None
+    facts = workflow.facts(contract, cases, head)
+    if as_json:
+        sys.stdout.write(json.dumps(facts, ensure_ascii=False) + "\n")
+        return
+    console.rows([(key, value if isinstance(value, str) else json.dumps(value)) for key, value in facts.items()])
+    if head is None:
+        console.note(f"It has no head. Fit one: steelyard decision fit {name}")
+    else:
+        _tell_measured(head.description.measured)
+
+
+def _read(name: str) -> tuple[Path, Contract, Cases]:
+    from steelyard.decisions.folder import folder_of, read_cases, read_contract
+
+    folder = folder_of(name)
+    contract = read_contract(folder)
+    return folder, contract, read_cases(folder, contract)
+
+
+def _refuse_errors(contract: Contract, cases: Cases) -> None:
+    from steelyard.decisions.lint import lint as findings_of
+
+    errors = [each.message for each in findings_of(contract, cases.cases) if each.level == "error"]
+    if errors:
+        raise CommandError(
+            f"{contract.full_name} has errors:\n" + "\n".join(f"- {each}" for each in errors), code=ExitCode.USAGE
+        )
+
+
+def _fitted(contract: Contract, cases: Cases, *, model: str, threads: int, context_tokens: int) -> FittedDecision:
+    try:
+        from steelyard.decisions import workflow
+        from steelyard.decisions.features import EngineReader
+        from steelyard_runtime.engine.start import EngineStartError, start_engine
+        from steelyard_runtime.settings import load_settings
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"nothing can be fitted: the Python package {error.name} is not installed",
+            hint="Run make setup, or install the extras: pip install 'steelyard[runtime,fit]'",
+        ) from error
+    workflow.require_head(contract, cases)
+    path, _ = storage.resolve(model)
+    try:
+        engine = start_engine(load_settings(model=str(path), threads=threads, context_tokens=context_tokens, chats=1))
+    except EngineStartError as error:
+        raise CommandError(str(error), code=ExitCode.MODEL) from error
+    try:
+        reader = EngineReader(engine, wording=contract.readout.wording, cache=storage.cache_folder() / "hidden-states")
+        with _bars(contract.full_name) as bars:
+            done = workflow.fit_decision(contract, cases, reader, step=bars.step)
+        console.note(f"{reader.evaluated_states} states evaluated, {reader.evaluated_tokens} tokens; the rest was kept")
+        return done
+    finally:
+        engine.close(timeout_s=1)
+
+
+class _Bars:
+    """A bar for each stage."""
+
+    def __init__(self, progress: Progress, name: str) -> None:
+        self._progress = progress
+        self._name = name
+        self._tasks: dict[str, TaskID] = {}
+
+    def step(self, stage: str, done: int, total: int) -> None:
+        """Move the bar of a stage."""
+        if stage not in self._tasks:
+            self._tasks[stage] = self._progress.add_task(f"{self._name}: {stage}")
+        self._progress.update(self._tasks[stage], completed=done, total=total)
+
+
+@contextmanager
+def _bars(name: str) -> Iterator[_Bars]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console.err, disable=not console.err.is_terminal) as progress:
+        yield _Bars(progress, name)
+
+
+def _tell(done: FittedDecision, *, as_json: bool) -> None:
+    from steelyard.decisions import report, workflow
+
+    if as_json:
+        sys.stdout.write(workflow.to_json(done) + "\n")
+        return
+    _tell_measured(done.fitted.measured)
+    console.rows(report.kind_rows(done), heads=("kind of case", "right"))
+    for line in report.confused_lines(done):
+        console.out.print(line, soft_wrap=True, highlight=False, markup=False)
+    if done.operating is not None:
+        console.out.print(report.operating_line(done.operating), soft_wrap=True, highlight=False, markup=False)
+
+
+def _tell_measured(measured: Measured) -> None:
+    from steelyard.decisions import report
+
+    console.rows(report.figure_rows(measured), heads=("", "accuracy", "log loss", "calibration error"))
+    console.out.print(report.verdict(measured), soft_wrap=True, highlight=False, markup=False)

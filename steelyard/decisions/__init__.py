@@ -1,0 +1,1 @@
+"""Decisions of a folder: their labelled cases, checks, fitting and evaluation, on this machine."""

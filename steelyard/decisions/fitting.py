@@ -1,0 +1,413 @@
+"""Fits a head: two multinomial logistic regressions, one of the hidden states and one of the words, weighed together.
+
+Each regression is regularised by L2, whose strength is chosen by cross-validated log loss. Their logits are added with
+two weights that minimise the log loss of the held-out predictions: that stacks them and calibrates them at once. All
+reported figures are of predictions that neither the regression nor the weights have seen the label of.
+
+The options' own texts are cases too, one for each option that has a description or a telling name: a case of each
+option is known before anything is labelled.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+from sklearn.linear_model import LogisticRegression
+from threadpoolctl import threadpool_limits
+
+from steelyard.decisions import metrics
+from steelyard.decisions.metrics import Array, Labels
+from steelyard_runtime.decisions.head import Linear, Measured, softmax
+from steelyard_runtime.decisions.words import Words, learn
+
+STRENGTHS = (1.0, 10.0, 100.0, 1000.0, 10000.0)
+"""Inverse strengths of L2 that are tried, for features whose squares sum to about 1."""
+FOLDS = 5
+LEAST_CASES = 2
+"""Labelled cases of each option: one to learn from while the other is held out."""
+SEED = 0
+_ITERATIONS = 1000
+_TOLERANCE = 1e-4
+_ABSENT = -12.0
+"""Logarithm of the probability of an option without a case in the fold."""
+
+
+class FitError(ValueError):
+    """Nothing can be fitted to these cases; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """States with labels.
+
+    Attributes:
+        hidden: Hidden states, shape ``(cases, embedding_size)``.
+        texts: The states' texts.
+        labels: Index of the right option of each, shape ``(cases,)``.
+    """
+
+    hidden: npt.NDArray[np.float32]
+    texts: tuple[str, ...]
+    labels: Labels
+
+    def __len__(self) -> int:
+        """Cases."""
+        return len(self.texts)
+
+    def take(self, chosen: npt.NDArray[np.int64]) -> Examples:
+        """Return some of them, in that order."""
+        return Examples(
+            hidden=self.hidden[chosen], texts=tuple(self.texts[each] for each in chosen), labels=self.labels[chosen]
+        )
+
+    def with_more(self, more: Examples) -> Examples:
+        """Return both together."""
+        return Examples(
+            hidden=np.concatenate([self.hidden, more.hidden]),
+            texts=self.texts + more.texts,
+            labels=np.concatenate([self.labels, more.labels]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A head, and how it does on cases that were held out.
+
+    Attributes:
+        linear: The numbers to serve.
+        measured: Cross-validated figures of the head and of what it has to beat.
+        probabilities: Of the held-out cases, shape ``(cases, options)``.
+        uses_words: Whether the words improved the head.
+    """
+
+    linear: Linear
+    measured: Measured
+    probabilities: Array
+    uses_words: bool
+
+
+def fit(
+    cases: Examples, *, anchors: Examples, options: int, words: bool, step: Callable[[int, int], None] = lambda *_: None
+) -> Fitted:
+    """Fit a head.
+
+    Args:
+        cases: The labelled cases.
+        anchors: The options' own texts, each with its option; may be empty. Never held out.
+        options: Number of options.
+        words: Whether the head may count words.
+        step: Called with the regressions that are done and their number.
+
+    Raises:
+        FitError: An option has fewer than ``LEAST_CASES`` different cases.
+    """
+    check(cases, options=options)
+    # Threads of a BLAS cost more than they gain on matrices of this size, and all the more beside other work.
+    with threadpool_limits(1):
+        return _fit(cases, anchors, options, words, step)
+
+
+def _fit(cases: Examples, anchors: Examples, options: int, words: bool, step: Callable[[int, int], None]) -> Fitted:
+    folds = folds_of(cases)
+    counted = _Counter(step, total=2 * (int(folds.max()) + 1) * len(STRENGTHS))
+    state = _cross_validate(cases, anchors, folds, options, _of_state, counted)
+    bag = _cross_validate(cases, anchors, folds, options, _of_words, counted)
+    alone, alone_weights = _weigh([state.logits], cases.labels, folds)
+    only_words, _ = _weigh([bag.logits], cases.labels, folds)
+    both, both_weights = _weigh([state.logits, bag.logits], cases.labels, folds)
+    uses_words = words and metrics.log_loss(both, cases.labels) < metrics.log_loss(alone, cases.labels)
+    probabilities = both if uses_words else alone
+    weights = both_weights if uses_words else np.array([*alone_weights, 0.0])
+    everything = cases.with_more(anchors)
+    linear = _linear(everything, options, state.strength, bag.strength if uses_words else None, weights)
+    measured = Measured(
+        cases=len(cases),
+        folds=int(folds.max()) + 1,
+        head=metrics.figures(probabilities, cases.labels),
+        state=metrics.figures(alone, cases.labels) if uses_words else None,
+        bag_of_words=metrics.figures(only_words, cases.labels),
+        majority=metrics.figures(_majority(cases.labels, options, folds), cases.labels),
+        better_than_words=metrics.paired_difference(probabilities, only_words, cases.labels),
+    )
+    distances = _held_out_distances(cases, anchors, folds, options)
+    return Fitted(
+        linear=replace(linear, distances=distances),
+        measured=measured,
+        probabilities=probabilities,
+        uses_words=uses_words,
+    )
+
+
+def check(cases: Examples, *, options: int) -> None:
+    """Refuse cases from which no head can be fitted.
+
+    Raises:
+        FitError: An option has fewer than ``LEAST_CASES`` different cases.
+    """
+    different: dict[int, set[str]] = defaultdict(set)
+    for text, label in zip(cases.texts, cases.labels, strict=True):
+        different[int(label)].add(text)
+    few = [option for option in range(options) if len(different[option]) < LEAST_CASES]
+    if few:
+        raise FitError(
+            f"{len(few)} of {options} options have fewer than {LEAST_CASES} different labelled cases, among them "
+            f"number {few[0] + 1} with {len(different[few[0]])}; each needs {LEAST_CASES} or more"
+        )
+
+
+def folds_of(cases: Examples) -> npt.NDArray[np.int64]:
+    """Return the fold of each case, shape ``(cases,)``.
+
+    Each option's cases are spread evenly, and equal texts share a fold: a text that was learnt is not held out.
+    """
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, text in enumerate(cases.texts):
+        groups[text].append(index)
+    by_label: dict[int, list[list[int]]] = defaultdict(list)
+    for members in groups.values():
+        by_label[int(cases.labels[members[0]])].append(members)
+    rng = np.random.default_rng(SEED)
+    folds = np.zeros(len(cases), np.int64)
+    count, turn = min(FOLDS, len(groups)), 0
+    for label in sorted(by_label):
+        for position in rng.permutation(len(by_label[label])):
+            folds[by_label[label][position]] = turn % count
+            turn += 1
+    return folds
+
+
+class _Counter:
+    """Counts regressions for a progress bar."""
+
+    def __init__(self, step: Callable[[int, int], None], *, total: int) -> None:
+        self._step, self._total, self._done = step, total, 0
+
+    def one_more(self) -> None:
+        self._done += 1
+        self._step(self._done, self._total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standard:
+    """Subtracts the mean and divides by the deviation, so that a state's squares sum to about 1."""
+
+    mean: Array
+    scale: Array
+
+    @classmethod
+    def of(cls, hidden: npt.NDArray[np.float32]) -> Standard:
+        """Learn both; a constant feature keeps its scale and becomes 0."""
+        wide = hidden.astype(np.float64)
+        deviation = wide.std(axis=0)
+        constant = deviation <= 1e-12 * np.maximum(1.0, np.abs(wide).max(axis=0))
+        scale = np.where(constant, 1.0, deviation) * np.sqrt(wide.shape[1])
+        return cls(mean=wide.mean(axis=0), scale=scale)
+
+    def apply(self, hidden: npt.NDArray[np.float32]) -> Array:
+        """Return the standardised states, shape as given."""
+        return (hidden.astype(np.float64) - self.mean) / self.scale
+
+
+Features = Callable[[Examples, Examples], tuple[Array, Array]]
+"""Features of what is learnt from and of what is predicted, each of shape ``(cases, features)``."""
+
+
+def _of_state(learnt: Examples, predicted: Examples) -> tuple[Array, Array]:
+    standard = Standard.of(learnt.hidden)
+    return standard.apply(learnt.hidden), standard.apply(predicted.hidden)
+
+
+def _of_words(learnt: Examples, predicted: Examples) -> tuple[Array, Array]:
+    words = learn(learnt.texts)
+    return dense(words, learnt.texts), dense(words, predicted.texts)
+
+
+def dense(words: Words, texts: Sequence[str]) -> Array:
+    """Return the words' weights of texts, shape ``(texts, terms)``."""
+    rows = np.zeros((len(texts), len(words)))
+    for row, text in zip(rows, texts, strict=True):
+        if found := words.weights(text):
+            columns, weights = zip(*found, strict=True)
+            row[list(columns)] = weights
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regression:
+    """A fitted regression: ``features @ weights.T + bias`` are logits, options without a case have ``_ABSENT``."""
+
+    weights: Array
+    bias: Array
+
+    def logits(self, features: Array) -> Array:
+        """Return normalised logarithms of probabilities, shape ``(cases, options)``."""
+        raw = features @ self.weights.T + self.bias
+        present = np.isfinite(self.bias)
+        raw[:, present] = np.log(np.maximum(softmax(raw[:, present]), np.exp(_ABSENT)))
+        raw[:, ~present] = _ABSENT
+        return np.asarray(raw)
+
+
+def regress(features: Array, labels: Labels, *, options: int, strength: float) -> Regression:
+    """Fit a multinomial logistic regression; the bias is not regularised.
+
+    Args:
+        features: Shape ``(cases, features)``.
+        labels: Shape ``(cases,)``, of at least two options.
+        options: Number of options; the bias of one without a case is minus infinity.
+        strength: Inverse strength of L2, scikit-learn's ``C``.
+    """
+    # The solution lies in the span of the cases: with more features than cases, fewer coordinates say the same.
+    basis = _basis(features)
+    model = LogisticRegression(C=strength, max_iter=_ITERATIONS, tol=_TOLERANCE)
+    model.fit(features @ basis if basis is not None else features, labels)
+    found = model.coef_ @ basis.T if basis is not None else model.coef_
+    intercept = model.intercept_
+    if len(model.classes_) == 2:  # scikit-learn has one row for both
+        found, intercept = np.concatenate([-found / 2, found / 2]), np.array([-intercept[0] / 2, intercept[0] / 2])
+    weights, bias = np.zeros((options, features.shape[1])), np.full(options, -np.inf)
+    weights[model.classes_], bias[model.classes_] = found, intercept
+    return Regression(weights=weights, bias=bias)
+
+
+def _basis(features: Array) -> Array | None:
+    """Orthonormal columns that span the cases, shape ``(features, rank)``; None where there are as many cases."""
+    if features.shape[1] <= features.shape[0]:
+        return None
+    values, vectors = np.linalg.eigh(features @ features.T)
+    kept = values > values[-1] * 1e-12
+    return np.asarray(features.T @ (vectors[:, kept] / np.sqrt(values[kept])))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Validated:
+    """Held-out logits at the chosen strength, shape ``(cases, options)``, and the strength for all cases."""
+
+    logits: Array
+    strength: float
+
+
+def _cross_validate(
+    cases: Examples,
+    anchors: Examples,
+    folds: npt.NDArray[np.int64],
+    options: int,
+    features: Features,
+    counted: _Counter,
+) -> _Validated:
+    held_out = {strength: np.zeros((len(cases), options)) for strength in STRENGTHS}
+    for fold in range(int(folds.max()) + 1):
+        inside = np.flatnonzero(folds == fold)
+        learnt = cases.take(np.flatnonzero(folds != fold)).with_more(anchors)
+        x, held = features(learnt, cases.take(inside))
+        for strength in STRENGTHS:
+            regression = regress(x, learnt.labels, options=options, strength=strength)
+            held_out[strength][inside] = regression.logits(held)
+            counted.one_more()
+
+    def loss(strength: float, chosen: npt.NDArray[np.bool_]) -> float:
+        return metrics.log_loss(np.exp(held_out[strength][chosen]), cases.labels[chosen])
+
+    logits = np.zeros((len(cases), options))
+    for fold in range(int(folds.max()) + 1):
+        # The strength for a fold is chosen by the other folds' labels, so that its own stay unseen.
+        best = min(STRENGTHS, key=lambda strength: loss(strength, folds != fold))
+        logits[folds == fold] = held_out[best][folds == fold]
+    everywhere = np.ones(len(cases), bool)
+    return _Validated(logits=logits, strength=min(STRENGTHS, key=lambda strength: loss(strength, everywhere)))
+
+
+def _weigh(parts: Sequence[Array], labels: Labels, folds: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+    """Return held-out probabilities with weights of the other folds, and the weights of all cases."""
+    probabilities = np.zeros_like(parts[0])
+    for fold in range(int(folds.max()) + 1):
+        others, own = folds != fold, folds == fold
+        weights = weigh([part[others] for part in parts], labels[others])
+        probabilities[own] = softmax(_sum(weights, [part[own] for part in parts]))
+    return probabilities, weigh(parts, labels)
+
+
+def weigh(parts: Sequence[Array], labels: Labels) -> Array:
+    """Return the weights of logits, shape ``(parts,)``, all above 0, that minimise the log loss of their sum.
+
+    A normal prior on the weights' logarithms keeps them finite where every case is right.
+    """
+    rows = np.arange(len(labels))
+
+    def cost(logarithms: Array) -> float:
+        logits = _sum(np.exp(logarithms), parts)
+        logits = logits - logits.max(axis=1, keepdims=True)
+        loss = (np.log(np.exp(logits).sum(axis=1)) - logits[rows, labels]).sum()
+        return float(loss + 0.5 * (logarithms**2).sum())
+
+    start = np.full(len(parts), -np.log(len(parts)))
+    return np.asarray(np.exp(minimize(cost, start, method="Nelder-Mead", options={"xatol": 1e-4, "fatol": 1e-6}).x))
+
+
+def _sum(weights: Array, parts: Sequence[Array]) -> Array:
+    total = weights[0] * parts[0]
+    for weight, part in zip(weights[1:], parts[1:], strict=True):
+        total = total + weight * part
+    return np.asarray(total)
+
+
+def _linear(
+    everything: Examples, options: int, state_strength: float, word_strength: float | None, weights: Array
+) -> Linear:
+    """Fit both regressions on everything and fold their weights into one linear map with a temperature."""
+    standard = Standard.of(everything.hidden)
+    features = standard.apply(everything.hidden)
+    state = regress(features, everything.labels, options=options, strength=state_strength)
+    shares = weights / weights.sum()
+    bias = shares[0] * state.bias
+    words, word_weights = None, np.zeros((options, 0))
+    if word_strength is not None:
+        words = learn(everything.texts)
+        bag = regress(dense(words, everything.texts), everything.labels, options=options, strength=word_strength)
+        bias, word_weights = bias + shares[1] * bag.bias, shares[1] * bag.weights
+    return Linear(
+        mean=standard.mean,
+        scale=standard.scale,
+        weights=shares[0] * state.weights,
+        bias=bias,
+        centres=_centres(features, everything.labels, options),
+        distances=np.zeros(0),
+        words=words,
+        word_weights=word_weights,
+        temperature=float(1 / weights.sum()),
+    )
+
+
+def _centres(features: Array, labels: Labels, options: int) -> Array:
+    """Directions of the options' means, shape ``(options with a direction, features)``."""
+    means = [features[labels == option].mean(axis=0) for option in range(options) if (labels == option).any()]
+    lengths = [float(np.linalg.norm(mean)) for mean in means]
+    found = [mean / length for mean, length in zip(means, lengths, strict=True) if length > 0]
+    return np.array(found) if found else np.zeros((1, features.shape[1]))
+
+
+def _held_out_distances(cases: Examples, anchors: Examples, folds: npt.NDArray[np.int64], options: int) -> Array:
+    """Distances of held-out cases to the options' means of the others, increasing, shape ``(cases,)``."""
+    found = []
+    for fold in range(int(folds.max()) + 1):
+        learnt = cases.take(np.flatnonzero(folds != fold)).with_more(anchors)
+        x, held = _of_state(learnt, cases.take(np.flatnonzero(folds == fold)))
+        centres = _centres(x, learnt.labels, options)
+        lengths = np.linalg.norm(held, axis=1)
+        cosines = (held @ centres.T).max(axis=1) / np.where(lengths > 0, lengths, 1.0)
+        found.append(1.0 - cosines)
+    return np.sort(np.concatenate(found))
+
+
+def _majority(labels: Labels, options: int, folds: npt.NDArray[np.int64]) -> Array:
+    """Held-out probabilities that are the other folds' shares of the options, each counted once more."""
+    probabilities = np.zeros((len(labels), options))
+    for fold in range(int(folds.max()) + 1):
+        counts = np.bincount(labels[folds != fold], minlength=options) + 1.0
+        probabilities[folds == fold] = counts / counts.sum()
+    return probabilities

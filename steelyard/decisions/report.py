@@ -1,0 +1,92 @@
+"""What a person reads of a fitted decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from steelyard.decisions import metrics
+from steelyard.decisions.metrics import Operating
+from steelyard.decisions.workflow import FittedDecision, by_kind
+from steelyard_runtime.decisions.head import Figures, Interval, Measured
+
+_MOST_MISTAKES = 8
+
+
+def figure_rows(measured: Measured) -> list[tuple[str, str, str, str]]:
+    """Return rows of name, accuracy, log loss and calibration error for the head and what it has to beat."""
+    named: list[tuple[str, Figures | None]] = [
+        ("this head", measured.head),
+        ("hidden state alone", measured.state),
+        ("bag of words, no model", measured.bag_of_words),
+        ("labels' shares alone", measured.majority),
+    ]
+    return [
+        (name, _shown(each.accuracy), _shown(each.log_loss), _shown(each.ece))
+        for name, each in named
+        if each is not None
+    ]
+
+
+def _shown(found: Interval) -> str:
+    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+
+
+def verdict(measured: Measured) -> str:
+    """Say whether the model adds anything to the words."""
+    gain = measured.better_than_words
+    if gain.low > 0:
+        return (
+            f"The model adds to the words: {100 * gain.value:+.1f} points of accuracy "
+            f"({100 * gain.low:+.1f} to {100 * gain.high:+.1f})."
+        )
+    if measured.bag_of_words.log_loss.value > measured.head.log_loss.high:
+        return (
+            f"The model adds nothing to the words' accuracy beyond noise ({100 * gain.value:+.1f} points, "
+            f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}), but its probabilities are better."
+        )
+    return (
+        f"The model adds nothing to the words beyond noise: {100 * gain.value:+.1f} points of accuracy "
+        f"({100 * gain.low:+.1f} to {100 * gain.high:+.1f}). A bag of words would do, or more cases would tell."
+    )
+
+
+def operating_line(found: Operating) -> str:
+    """Say which threshold reaches the contract's target, or what is missing."""
+    target = f"at most {100 * found.target_wrong:g} % wrong"
+    if found.probability is None:
+        return (
+            f"No threshold is proven to automate with {target}: with {found.wrong} mistakes among them, "
+            f"{found.least_automated} automated cases would prove it. Label more, or raise target_wrong."
+        )
+    return (
+        f"Automating from a probability of {found.probability:.4f} on is proven to give {target} (95 % confidence): "
+        f"{found.automated} cases, {100 * found.share:.0f} % of all, {found.wrong} wrong. "
+        f"In the contract: [policy.automate] probability = {_rounded_up(found.probability)}"
+    )
+
+
+def _rounded_up(probability: float) -> str:
+    """Four decimals, never below the threshold itself."""
+    return f"{min(1.0, np.ceil(probability * 1e4) / 1e4):.4f}"
+
+
+def kind_rows(done: FittedDecision) -> list[tuple[str, str]]:
+    """Return rows of kind and right answers; none where no case has a kind."""
+    found = by_kind(done.cases.cases, done.fitted.probabilities, done.contract)
+    return [] if set(found) <= {"plain"} else [(kind, f"{right} of {total}") for kind, (right, total) in found.items()]
+
+
+def confused_lines(done: FittedDecision) -> Iterator[str]:
+    """Yield the commonest mistakes: right option, answer and how often."""
+    ids = done.contract.option_ids
+    labels = np.array([ids.index(case.label) for case in done.cases.cases], np.int64)
+    counts = metrics.confusion(done.fitted.probabilities, labels)
+    pairs = [(int(counts[i, j]), i, j) for i in range(len(ids)) for j in range(len(ids)) if i != j and counts[i, j]]
+    for count, right, answered in sorted(pairs, key=lambda pair: (-pair[0], pair[1], pair[2]))[:_MOST_MISTAKES]:
+        yield (
+            f"{ids[right]} was answered {ids[answered]} {count} times"
+            if count > 1
+            else (f"{ids[right]} was answered {ids[answered]} once")
+        )
