@@ -23,6 +23,7 @@ from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.generation import EmbeddingRequest, GenerationRequest, JsonOutput, Message, TextPrompts
 from steelyard_runtime.http.sse import server_sent_events
 from steelyard_runtime.identity import Identity
+from steelyard_runtime.prompt_identity import prompt_identities
 from steelyard_runtime.services import chat as chat_service
 from steelyard_runtime.services import waiting
 from steelyard_runtime.services.chat import ChatService, Generation
@@ -69,7 +70,14 @@ def services(engine: StubEngine, settings: Settings | None = None) -> ChatServic
 
 
 def identity(engine: StubEngine) -> Identity:
-    return Identity(model_id="stub", engine=engine.identity, template=("plain", "0" * 64), slots=255, created=0)
+    return Identity(
+        model_id="stub",
+        engine=engine.identity,
+        template=("plain", "0" * 64),
+        slots=255,
+        created=0,
+        prompts=prompt_identities(),
+    )
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
