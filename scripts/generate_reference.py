@@ -29,20 +29,15 @@ from steelyard.environments.schema import (
     Budget,
     Builds,
     Caller,
-    Canary,
     CreatedKey,
     CreatedNetwork,
     Endpoint,
     Environment,
     ExistingKey,
     ExistingNetwork,
-    Hub,
     Images,
     NoKey,
     NoNetwork,
-    Place,
-    Scaling,
-    Schedule,
 )
 from steelyard.models.catalogue import (
     S3,
@@ -69,6 +64,10 @@ from steelyard.releases.manifest import (
     Sbom,
 )
 from steelyard_base.exit_codes import MEANING
+from steelyard_base.strict import fields_of
+from steelyard_constructs.declared_endpoint import Canary, Scaling, Schedule
+from steelyard_constructs.hardware import PooledInstance
+from steelyard_constructs.model_artifact import HubModel
 from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.decisions.contract import Contract, Option, OptionPolicy, Policy, Readout, Thresholds
 from steelyard_runtime.decisions.head import Bound, Description, Figures, Measured
@@ -214,7 +213,7 @@ def exit_codes_page() -> str:
     )
 
 
-CATALOGUE_TABLES: dict[str, type[BaseModel]] = {
+CATALOGUE_TABLES: dict[str, type] = {
     "the file itself": CatalogueEntry,
     "[licence]": Licence,
     "[claims]": Claims,
@@ -267,7 +266,7 @@ def _origin(entry: CatalogueEntry) -> str:
     return f"`{source.kind}`"
 
 
-DECISION_TABLES: dict[str, type[BaseModel]] = {
+DECISION_TABLES: dict[str, type] = {
     "contract.toml": Contract,
     "[[options]]": Option,
     "[readout]": Readout,
@@ -302,7 +301,7 @@ def decisions_page() -> str:
     return _page("Decisions", "runtime/steelyard_runtime/decisions and steelyard/decisions", intro, body)
 
 
-ENVIRONMENT_TABLES: dict[str, type[BaseModel]] = {
+ENVIRONMENT_TABLES: dict[str, type] = {
     "the file itself": Environment,
     "[network], kind none": NoNetwork,
     "[network], kind existing": ExistingNetwork,
@@ -316,8 +315,8 @@ ENVIRONMENT_TABLES: dict[str, type[BaseModel]] = {
     "[alarms]": Alarms,
     "[budget]": Budget,
     "[endpoints.NAME]": Endpoint,
-    "[endpoints.NAME], a place of instance_pool": Place,
-    "[endpoints.NAME.hub]": Hub,
+    "[endpoints.NAME], a place of instance_pool": PooledInstance,
+    "[endpoints.NAME.hub]": HubModel,
     "[endpoints.NAME.canary]": Canary,
     "[endpoints.NAME.scaling]": Scaling,
     "[endpoints.NAME.scaling], one of schedules": Schedule,
@@ -340,7 +339,7 @@ def environments_page() -> str:
 
 def releases_page() -> str:
     """Every field of a release manifest."""
-    tables: dict[str, type[BaseModel]] = {
+    tables: dict[str, type] = {
         "the file itself": Release,
         "source": ReleaseSource,
         "models.ROLE": ReleasedModel,
@@ -367,12 +366,12 @@ def release_schema() -> str:
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
 
 
-def _model_tables(tables: Mapping[str, type[BaseModel]]) -> str:
+def _model_tables(tables: Mapping[str, type]) -> str:
     sections = []
     for title, model in tables.items():
         rows = [
             [f"`{name}`", _needed(field), field.description or ""]
-            for name, field in model.model_fields.items()
+            for name, field in sorted(fields_of(model).items(), key=lambda item: not item[1].is_required())
             if field.description
         ]
         text = (inspect.getdoc(model) or "").replace("``", "`")

@@ -14,6 +14,7 @@ from steelyard.environments.schema import Environment
 from steelyard.releases.bases import Bases, base_for
 from steelyard.releases.plan import image_project, model_project
 from steelyard.releases.source import ASSET_EXCLUDE
+from steelyard_constructs.build_project import BuildProps
 from steelyard_constructs.hardware import Hardware
 from steelyard_constructs.image_build import ImageBuild
 from steelyard_constructs.image_repository import ImageRepository
@@ -52,7 +53,8 @@ class BuildStack(EnvironmentStack):
         self.repository = self._repository(encryption_key)
         if not (environment.builds.models or environment.builds.images):
             return
-        source = s3_assets.Asset(
+        self._encryption_key = encryption_key
+        self._source = s3_assets.Asset(
             self,
             "Source",
             path=str(ROOT),
@@ -64,34 +66,34 @@ class BuildStack(EnvironmentStack):
                 self,
                 f"Model-{model}",
                 artifacts=artifacts,
-                source=source,
-                buildspec=BUILDSPECS / "model.buildspec.yml",
                 model=model,
-                encryption_key=encryption_key,
-                log_retention=self.log_retention,
-                removal_policy=self.removal_policy,
+                props=self._props("model.buildspec.yml"),
             )
             self.output(model_project(model), build.project_name, f"Project that fetches {model}")
         if self.repository is not None:
-            for name in environment.builds.images:
-                hardware = Hardware(name)
+            for hardware in environment.builds.images:
                 published = base_for(bases, hardware)
                 base = published.published(account=environment.images.chat_account)
                 image = ImageBuild(
                     self,
-                    f"Image-{name}",
+                    f"Image-{hardware.value}",
                     repository=self.repository.repository,
                     artifacts=artifacts,
                     base=base,
                     llama_cpp=published.llama_cpp,
-                    source=source,
-                    buildspec=BUILDSPECS / "image.buildspec.yml",
                     dockerfile=f"images/{'cuda' if hardware is Hardware.CUDA else 'cpu'}.Dockerfile",
-                    encryption_key=encryption_key,
-                    log_retention=self.log_retention,
-                    removal_policy=self.removal_policy,
+                    props=self._props("image.buildspec.yml"),
                 )
-                self.output(image_project(hardware), image.project_name, f"Project that builds for {name}")
+                self.output(image_project(hardware), image.project_name, f"Project that builds for {hardware.value}")
+
+    def _props(self, buildspec: str) -> BuildProps:
+        return BuildProps(
+            source=self._source,
+            buildspec=BUILDSPECS / buildspec,
+            encryption_key=self._encryption_key,
+            log_retention=self.log_retention,
+            removal_policy=self.removal_policy,
+        )
 
     def _repository(self, encryption_key: kms.IKey | None) -> ImageRepository | None:
         images = self.settings.images

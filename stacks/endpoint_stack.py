@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aws_cdk as cdk
 from aws_cdk import aws_cloudwatch as cloudwatch
@@ -13,21 +13,20 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns
 
 from stacks.environment_stack import TAG_ENDPOINT, TAG_RELEASE, EnvironmentStack
-from steelyard.environments.schema import Endpoint, Environment, ExistingNetwork
+from steelyard.environments.schema import Environment, ExistingNetwork
 from steelyard.releases.compatibility import image_of
 from steelyard.releases.manifest import Release
 from steelyard_constructs.caller_role import CallerRole
 from steelyard_constructs.chat_endpoint import ChatEndpoint, ChatFlags
 from steelyard_constructs.decision_endpoint import DecisionEndpoint
 from steelyard_constructs.endpoint import VARIANT_NAME, EndpointProps
-from steelyard_constructs.endpoint_alarms import EndpointAlarms, Thresholds
+from steelyard_constructs.endpoint_alarms import EndpointAlarms
 from steelyard_constructs.endpoint_metrics import EndpointMetrics
-from steelyard_constructs.endpoint_scaling import EndpointScaling, Schedule
+from steelyard_constructs.endpoint_scaling import EndpointScaling
 from steelyard_constructs.isolated_network import IsolatedNetwork
-from steelyard_constructs.model_artifact import HubModel
 from steelyard_constructs.release_gate import GatedModel, ReleaseGate
 from steelyard_constructs.rollback_alarms import RollbackAlarms
-from steelyard_constructs.rollout import Canary
+from steelyard_constructs.thresholds import Thresholds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +79,7 @@ class EndpointStack(EnvironmentStack):
             endpoint_name=endpoint_name,
             variant_name=VARIANT_NAME,
             topic=shared.topic,
-            thresholds=_thresholds(self._declared),
+            thresholds=Thresholds(latency_alarm_ms=self._declared.latency_alarm_ms),
         )
         # Made before it, the alarm of its health would go off while SageMaker makes the first instances.
         alarms.node.add_dependency(self.endpoint.endpoint)
@@ -128,51 +127,30 @@ class EndpointStack(EnvironmentStack):
         return EndpointProps(
             endpoint_name=endpoint_name,
             image=image_of(self.settings, declared, release),
-            hardware=declared.machine,
-            instance_type=declared.instance_type,
-            instance_pool=declared.pool,
-            initial_instance_count=declared.instances,
-            environment=declared.environment,
-            threads=declared.threads,
             vpc=vpc,
             subnets=subnets,
             encryption_key=shared.encryption_key,
-            startup_timeout=declared.startup_timeout_s,
-            download_timeout=declared.download_timeout_s,
-            inference_ami=declared.inference_ami,
             log_retention=self.log_retention,
             removal_policy=self.removal_policy,
-            scaled=declared.scaling is not None,
             rollback_alarms=self._rollback_alarms,
-            canary=Canary(declared.canary.percent, declared.canary.wait_s) if declared.canary else None,
+            **declared.declared(),
         )
 
     def _rollback_alarms(self, metrics: EndpointMetrics) -> Sequence[cloudwatch.IAlarm]:
-        return RollbackAlarms(self, "Rollback", metrics=metrics, thresholds=_thresholds(self._declared)).all
+        return RollbackAlarms(
+            self, "Rollback", metrics=metrics, thresholds=Thresholds(latency_alarm_ms=self._declared.latency_alarm_ms)
+        ).all
 
     def _endpoint(self, release: Release, shared: Shared, props: EndpointProps) -> DecisionEndpoint | ChatEndpoint:
         declared = self._declared
         if (hub := declared.hub) is not None:
-            return ChatEndpoint(
-                self,
-                "Endpoint",
-                model=HubModel(hub.repository, hub.file, hub.bytes),
-                gpu_layers=declared.gpu_layers or None,
-                **props,
-            )
+            return ChatEndpoint(self, "Endpoint", model=hub, props=props)
         model = release.model(declared.role)
         artifact = model.artifact(bucket=shared.bucket_name)
         if declared.kind == "chat":
-            return ChatEndpoint(
-                self,
-                "Endpoint",
-                model=artifact,
-                flags=ChatFlags(alias=model.name),
-                gpu_layers=declared.gpu_layers or None,
-                **props,
-            )
-        props["environment"] = {"STEELYARD_MODEL_ID": model.name, **declared.environment}
-        return DecisionEndpoint(self, "Endpoint", model=artifact, gpu_layers=declared.gpu_layers, **props)
+            return ChatEndpoint(self, "Endpoint", model=artifact, props=props, flags=ChatFlags(alias=model.name))
+        named = {"STEELYARD_MODEL_ID": model.name, **declared.environment}
+        return DecisionEndpoint(self, "Endpoint", model=artifact, props=replace(props, environment=named))
 
     def _place(self, made: IsolatedNetwork | None) -> tuple[ec2.IVpc | None, ec2.SubnetSelection | None]:
         if made is not None:
@@ -198,13 +176,7 @@ class EndpointStack(EnvironmentStack):
             "Scaling",
             endpoint_name=self.endpoint.endpoint.attr_endpoint_name,
             variant_name=self.endpoint.variant_name,
-            min_capacity=scaling.min_instances,
-            max_capacity=scaling.max_instances,
-            target_concurrency=scaling.target_concurrency,
-            schedules=[
-                Schedule(each.name, each.cron, each.min_instances, each.max_instances, each.time_zone)
-                for each in scaling.schedules
-            ],
+            scaling=scaling,
         )
 
     def _caller(self) -> CallerRole | None:
@@ -219,7 +191,3 @@ class EndpointStack(EnvironmentStack):
             endpoints=[self.endpoint.endpoint_arn],
             bearer_token=allowed.bearer_token,
         )
-
-
-def _thresholds(endpoint: Endpoint) -> Thresholds:
-    return Thresholds() if endpoint.latency_alarm_ms is None else Thresholds(latency_p95_ms=endpoint.latency_alarm_ms)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from steelyard.environments.files import load_environment, parse_environment
 from steelyard.environments.schema import Environment
@@ -17,6 +17,7 @@ from steelyard.models.manifest import ModelManifest, read_manifest
 from steelyard.releases.bases import load_bases
 from steelyard.releases.manifest import FOLDER, Release, parse_release
 from steelyard_base.exit_codes import CommandError
+from steelyard_base.strict import Table, fields_of
 
 # What pydantic takes for a value of the type unless it is told to be strict, and what nobody can mean.
 LOOKALIKES: dict[type, list[Any]] = {
@@ -33,39 +34,40 @@ def within(annotation: Any) -> list[Any]:
     return [each for part in parts for each in within(part)] if parts else [annotation]
 
 
-def models(model: type[BaseModel]) -> set[type[BaseModel]]:
+def kinds(kind: type) -> set[type]:
+    """A part of a file, and those of its fields, however deep."""
     inner = {
         part
-        for field in model.model_fields.values()
+        for field in fields_of(kind).values()
         for part in within(field.annotation)
-        if isinstance(part, type) and issubclass(part, BaseModel)
+        if isinstance(part, type) and issubclass(part, (BaseModel, Table))
     }
-    return {model}.union(*(models(each) for each in inner))
+    return {kind}.union(*(kinds(each) for each in inner))
 
 
-MODELS = set().union(*(models(each) for each in (Environment, Release, CatalogueEntry, ModelManifest)))
+KINDS: set[type] = set().union(*(kinds(each) for each in (Environment, Release, CatalogueEntry, ModelManifest)))
 SCALARS = [
-    (model, name, value)
-    for model in sorted(MODELS, key=lambda each: f"{each.__module__}.{each.__name__}")
-    for name, field in model.model_fields.items()
-    for kind, lookalikes in LOOKALIKES.items()
-    if within(field.annotation)[0] is kind and "dict" not in str(field.annotation) + str(field.default_factory)
+    (part, name, value)
+    for part in sorted(KINDS, key=lambda each: f"{each.__module__}.{each.__name__}")
+    for name, field in fields_of(part).items()
+    for scalar, lookalikes in LOOKALIKES.items()
+    if within(field.annotation)[0] is scalar and "dict" not in str(field.annotation) + str(field.default_factory)
     for value in lookalikes
 ]
 
 
 @pytest.mark.parametrize(
-    ("model", "field", "value"), SCALARS, ids=lambda each: each.__name__ if isinstance(each, type) else repr(each)
+    ("part", "field", "value"), SCALARS, ids=lambda each: each.__name__ if isinstance(each, type) else repr(each)
 )
-def test_no_field_takes_a_value_of_another_type(model: type[BaseModel], field: str, value: Any) -> None:
+def test_no_field_takes_a_value_of_another_type(part: type, field: str, value: Any) -> None:
     """Whatever else is missing, the field is among the faults."""
     with pytest.raises(ValidationError) as refused:
-        model.model_validate({field: value})
+        TypeAdapter(part).validate_python({field: value})
     assert field in {fault["loc"][0] for fault in refused.value.errors() if fault["type"] != "missing"}
 
 
 def test_every_scalar_is_tried() -> None:
-    tried = {(model.__name__, field) for model, field, _ in SCALARS}
+    tried = {(part.__name__, field) for part, field, _ in SCALARS}
     assert {
         ("Endpoint", "instances"),
         ("Endpoint", "threads"),
@@ -73,7 +75,9 @@ def test_every_scalar_is_tried() -> None:
         ("CreatedNetwork", "zones"),
         ("Budget", "monthly_usd"),
         ("Caller", "bearer_token"),
-        ("Place", "priority"),
+        ("PooledInstance", "priority"),
+        ("Canary", "wait_s"),
+        ("HubModel", "bytes"),
         ("Scaling", "target_concurrency"),
         ("Release", "sample"),
         ("ReleaseSource", "dirty"),

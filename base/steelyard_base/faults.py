@@ -17,7 +17,7 @@ def sentences(error: ValidationError) -> str:
 
 
 def _said(fault: ErrorDetails) -> str:
-    if fault["type"] == "extra_forbidden":
+    if fault["type"] in _UNKNOWN_FIELD:
         return "there is no such field; see docs/reference for those that there are"
     return fault["msg"].removeprefix("Value error, ")
 
@@ -30,5 +30,8 @@ def _value(fault: ErrorDetails) -> str:
     return f" (it is {shown})" if len(shown) <= 100 else ""
 
 
+# Of a model, and of a dataclass.
+_UNKNOWN_FIELD = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
+
 # Kinds whose message tells the value already, or where there is none.
-_TELLING = frozenset({"value_error", "missing", "extra_forbidden"})
+_TELLING = frozenset({"value_error", "missing"}) | _UNKNOWN_FIELD

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, cast, get_type_hints
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic import Strict as Strictly
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
 
 from steelyard_base.exit_codes import CommandError, ExitCode
 
@@ -23,6 +26,31 @@ class Strict(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Table:
+    """The base of dataclasses that a file holds and code makes as well; read as strictly as a :class:`Strict`.
+
+    A dataclass does not check what code gives it, so rules that go beyond the types are functions.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = Strict.model_config
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        # A strict dataclass is only ever made of an instance; its fields stay strict.
+        cast(dict[str, Any], handler.resolve_ref_schema(schema))["strict"] = False
+        return schema
+
+
+def fields_of(kind: type) -> dict[str, FieldInfo]:
+    """Return the fields of a :class:`Strict` or a :class:`Table` by name."""
+    if issubclass(kind, BaseModel):
+        return dict(kind.model_fields)
+    types = get_type_hints(kind, include_extras=True)
+    declared = dataclasses.fields(cast(Any, kind))
+    return {each.name: FieldInfo.from_annotated_attribute(types[each.name], each) for each in declared}
 
 
 # TOML and JSON have no types of their own for these. What they hold is as strict as everything else.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import aws_cdk as cdk
@@ -26,6 +27,30 @@ BUILD_IMAGES = {
 _BUILD_TYPES = {Architecture.X86_64: "LINUX_CONTAINER", Architecture.ARM64: "ARM_CONTAINER"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class BuildProps:
+    """What is chosen of every project, whatever it builds.
+
+    Attributes:
+        source: The files that a build starts with.
+        buildspec: The build specification; its text becomes part of the project, so a changed one is a change of the
+            stack.
+        project_name: The name of the project; without one, CloudFormation makes it up.
+        encryption_key: A KMS key for the project and its log; its policy has to let CloudWatch Logs use it.
+        log_retention: How long its log is kept.
+        removal_policy: What becomes of its log when the stack is deleted.
+        timeout: The longest that a build may take, 5 minutes to 36 hours; 1 hour unless set, and 2 for a model.
+    """
+
+    source: s3_assets.Asset
+    buildspec: Path
+    project_name: str | None = None
+    encryption_key: kms.IKey | None = None
+    log_retention: logs.RetentionDays = logs.RetentionDays.THREE_MONTHS
+    removal_policy: cdk.RemovalPolicy = cdk.RemovalPolicy.DESTROY
+    timeout: cdk.Duration | None = None
+
+
 class BuildProject(Construct):
     """A CodeBuild project with its own role and log group; one build at a time, started by hand or by a program.
 
@@ -37,15 +62,17 @@ class BuildProject(Construct):
         >>> from pathlib import Path
         >>> import aws_cdk as cdk
         >>> from aws_cdk import aws_s3_assets as s3_assets
-        >>> from steelyard_constructs.build_project import BuildProject
+        >>> from steelyard_constructs.build_project import BuildProject, BuildProps
         >>> from steelyard_constructs.hardware import Architecture
         >>> stack = cdk.Stack(cdk.App(), "Build")
         >>> build = BuildProject(
         ...     stack,
         ...     "Check",
+        ...     props=BuildProps(
+        ...         source=s3_assets.Asset(stack, "Source", path="models"),
+        ...         buildspec=Path("images/model.buildspec.yml"),
+        ...     ),
         ...     description="Fetches a model",
-        ...     source=s3_assets.Asset(stack, "Source", path="models"),
-        ...     buildspec=Path("images/model.buildspec.yml"),
         ...     architecture=Architecture.X86_64,
         ...     environment={"MODEL": "gemma-3-270m"},
         ... )
@@ -62,37 +89,24 @@ class BuildProject(Construct):
         scope: Construct,
         id: str,
         *,
+        props: BuildProps,
         description: str,
-        source: s3_assets.Asset,
-        buildspec: Path,
         architecture: Architecture,
         environment: Mapping[str, str],
         docker: bool = False,
         compute_type: str = "BUILD_GENERAL1_MEDIUM",
-        project_name: str | None = None,
-        encryption_key: kms.IKey | None = None,
-        log_retention: logs.RetentionDays = logs.RetentionDays.THREE_MONTHS,
-        removal_policy: cdk.RemovalPolicy = cdk.RemovalPolicy.DESTROY,
-        timeout: cdk.Duration | None = None,
     ) -> None:
         """Make the project.
 
         Args:
             scope: The parent.
             id: The identifier in the parent.
+            props: What is chosen of it.
             description: What it does, for the console.
-            source: The files that a build starts with.
-            buildspec: The build specification; its text becomes part of the project, so a changed one is a change of
-                the stack.
             architecture: The architecture of the machine.
             environment: Variables of every build; plain text, so no secrets.
             docker: Whether builds run Docker, which needs privileged mode.
             compute_type: CodeBuild's size of the machine.
-            project_name: The name of the project; without one, CloudFormation makes it up.
-            encryption_key: A KMS key for the project and its log; its policy has to let CloudWatch Logs use it.
-            log_retention: How long its log is kept.
-            removal_policy: What becomes of its log when the stack is deleted.
-            timeout: The longest that a build may take, 5 minutes to 36 hours; 1 hour by default.
 
         Raises:
             Refused: The build specification is missing or not version 0.2.
@@ -100,12 +114,16 @@ class BuildProject(Construct):
         super().__init__(scope, id)
         stack = cdk.Stack.of(self)
         self.log_group = logs.LogGroup(
-            self, "Log", retention=log_retention, removal_policy=removal_policy, encryption_key=encryption_key
+            self,
+            "Log",
+            retention=props.log_retention,
+            removal_policy=props.removal_policy,
+            encryption_key=props.encryption_key,
         )
         self.role = iam.Role(
             self,
             "Role",
-            assumed_by=service_principal(self, "codebuild", resource=f"project/{project_name or '*'}"),
+            assumed_by=service_principal(self, "codebuild", resource=f"project/{props.project_name or '*'}"),
             description=description,
         )
         self.role.add_to_policy(
@@ -119,29 +137,29 @@ class BuildProject(Construct):
             iam.PolicyStatement(
                 sid="ReadSource",
                 actions=["s3:GetObject", "s3:GetObjectVersion"],
-                resources=[source.bucket.arn_for_objects(source.s3_object_key)],
+                resources=[props.source.bucket.arn_for_objects(props.source.s3_object_key)],
                 conditions={"StringEquals": own_account(self)},
             )
         )
-        if encryption_key is not None:
+        if props.encryption_key is not None:
             self.role.add_to_policy(
                 iam.PolicyStatement(
                     sid="UseKey",
                     actions=["kms:Decrypt", "kms:DescribeKey", "kms:Encrypt", "kms:GenerateDataKey"],
-                    resources=[encryption_key.key_arn],
+                    resources=[props.encryption_key.key_arn],
                 )
             )
         self.project = codebuild.CfnProject(
             self,
             "Project",
-            name=project_name,
+            name=props.project_name,
             description=description,
             service_role=self.role.role_arn,
             artifacts=codebuild.CfnProject.ArtifactsProperty(type="NO_ARTIFACTS"),
             source=codebuild.CfnProject.SourceProperty(
                 type="S3",
-                location=f"{source.s3_bucket_name}/{source.s3_object_key}",
-                build_spec=_text(buildspec),
+                location=f"{props.source.s3_bucket_name}/{props.source.s3_object_key}",
+                build_spec=_text(props.buildspec),
             ),
             environment=codebuild.CfnProject.EnvironmentProperty(
                 type=_BUILD_TYPES[architecture],
@@ -161,12 +179,12 @@ class BuildProject(Construct):
             ),
             # Without a key of one's own, the one that S3 has in every account.
             encryption_key=(
-                encryption_key.key_arn
-                if encryption_key is not None
+                props.encryption_key.key_arn
+                if props.encryption_key is not None
                 else stack.format_arn(service="kms", resource="alias", resource_name="aws/s3")
             ),
             concurrent_build_limit=1,
-            timeout_in_minutes=(timeout or cdk.Duration.hours(1)).to_minutes(),
+            timeout_in_minutes=(props.timeout or cdk.Duration.hours(1)).to_minutes(),
             queued_timeout_in_minutes=60,
             visibility="PRIVATE",
         )

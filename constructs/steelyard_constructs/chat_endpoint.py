@@ -6,10 +6,11 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Unpack
+from typing import Literal
 
 from constructs import Construct
 
+from steelyard_constructs.declared_endpoint import check_gpu_layers
 from steelyard_constructs.endpoint import Endpoint, EndpointProps
 from steelyard_constructs.hardware import Hardware
 from steelyard_constructs.model_artifact import MODEL_FOLDER, HubModel, ModelArtifact
@@ -122,6 +123,7 @@ class ChatEndpoint(Endpoint):
     Example:
         >>> import aws_cdk as cdk
         >>> from steelyard_constructs.chat_endpoint import ChatEndpoint, ChatFlags
+        >>> from steelyard_constructs.endpoint import EndpointProps
         >>> from steelyard_constructs.hardware import Hardware
         >>> from steelyard_constructs.images import ImageReference
         >>> from steelyard_constructs.model_artifact import ModelArtifact
@@ -130,13 +132,15 @@ class ChatEndpoint(Endpoint):
         >>> chat = ChatEndpoint(
         ...     stack,
         ...     "Chat",
-        ...     endpoint_name="support-chat",
         ...     model=ModelArtifact(
         ...         bucket="models", key="qwen3.5-4b/0123abcd/", bytes=2_700_000_000, file="Qwen3.5-4B-Q4_K_M.gguf"
         ...     ),
-        ...     image=ImageReference.dlc(digest="sha256:" + "0" * 64),
-        ...     hardware=Hardware.CPU,
-        ...     instance_type="ml.c7i.4xlarge",
+        ...     props=EndpointProps(
+        ...         endpoint_name="support-chat",
+        ...         image=ImageReference.dlc(digest="sha256:" + "0" * 64),
+        ...         hardware=Hardware.CPU,
+        ...         instance_type="ml.c7i.4xlarge",
+        ...     ),
         ...     flags=ChatFlags(ctx_size=16384, parallel=4),
         ... )
         >>> template = app.synth().get_stack_by_name("Example").template
@@ -148,9 +152,8 @@ class ChatEndpoint(Endpoint):
         id: str,
         *,
         model: ModelArtifact | HubModel,
+        props: EndpointProps,
         flags: ChatFlags | None = None,
-        gpu_layers: int | None = None,
-        **props: Unpack[EndpointProps],
     ) -> None:
         """Make the endpoint.
 
@@ -158,11 +161,8 @@ class ChatEndpoint(Endpoint):
             scope: Parent.
             id: Name within it.
             model: The model, in S3 with its ``file`` named, or from a hub, which turns network isolation off.
+            props: What the endpoint is made of. ``environment`` may hold further ``SM_LLAMA_CPP_*``.
             flags: Flags of the server.
-            gpu_layers: Layers of the model on the GPU, -1 for all; None leaves it to the server, which takes all that
-                fit.
-            **props: See :class:`~steelyard_constructs.endpoint.EndpointProps`. ``environment`` may hold further
-                ``SM_LLAMA_CPP_*``.
 
         Raises:
             Refused: A value, or a combination, that SageMaker would refuse or with which the container would not
@@ -170,17 +170,17 @@ class ChatEndpoint(Endpoint):
         """
         own = _source_environment(model)
         own |= (flags or ChatFlags()).environment()
-        if (threads := props.get("threads")) is not None:
+        if (threads := props.threads) is not None:
             check_whole("threads", threads)
             own[_variable("threads")] = str(threads)
-        if (layers := _gpu_layers(gpu_layers, props["hardware"])) is not None:
+        if (layers := _gpu_layers(props.gpu_layers, props.hardware)) is not None:
             own[_variable("n-gpu-layers")] = str(layers)
-        for name, value in props.get("environment", {}).items():
+        for name, value in props.environment.items():
             if name.startswith(PREFIX) and name not in own:
                 _check_flag(name.removeprefix(PREFIX).lower().replace("_", "-"), value)
         if isinstance(model, HubModel):
-            props["network_isolation"] = False
-        super().__init__(scope, id, source=model, own_environment=own, **props)
+            props = dataclasses.replace(props, network_isolation=False)
+        super().__init__(scope, id, props=props, source=model, own_environment=own)
         if isinstance(model, HubModel):
             self._warn(
                 "hub-model",
@@ -202,19 +202,11 @@ def _source_environment(model: ModelArtifact | HubModel) -> dict[str, str]:
 
 
 def _gpu_layers(gpu_layers: int | None, hardware: Hardware) -> int | None:
-    if gpu_layers is None:
+    """Return the flag's value; None where the server chooses, or has no GPU."""
+    check_gpu_layers(gpu_layers, hardware, needed=False)
+    if hardware is not Hardware.CUDA:
         return None
-    check_whole("gpu_layers", gpu_layers)
-    if gpu_layers < -1:
-        raise Refused(f"gpu_layers is {gpu_layers}; set -1 for all layers, or how many")
-    if hardware is Hardware.CUDA:
-        return _ALL_LAYERS if gpu_layers == -1 else gpu_layers
-    if gpu_layers != 0:
-        raise Refused(
-            f"gpu_layers is {gpu_layers} on a {hardware.value!r} endpoint, which has no GPU; leave it out, or choose "
-            "hardware 'cuda'"
-        )
-    return None
+    return _ALL_LAYERS if gpu_layers == -1 else gpu_layers
 
 
 def _check_flag(flag: str, value: str) -> None:

@@ -20,20 +20,21 @@ _MAX_VARIABLES, _MAX_VALUE = 100, 1024
 PORT_NAMES = frozenset({"PORT", "STEELYARD_PORT", "SAGEMAKER_BIND_TO_PORT"})
 
 
-def decision_variables(*, gpu_layers: int, threads: int | None) -> dict[str, str]:
+def decision_variables(*, gpu_layers: int | None, threads: int | None) -> dict[str, str]:
     """What a decision endpoint sets itself.
 
     Raises:
         Refused: A number is not whole.
     """
-    check_whole("gpu_layers", gpu_layers)
+    layers = gpu_layers or 0
+    check_whole("gpu_layers", layers)
     if threads is not None:
         check_whole("threads", threads)
     return {
         # The server listens on the loopback address by itself, where SageMaker's health check cannot reach it.
         "STEELYARD_HOST": "0.0.0.0",  # noqa: S104 - inside the container, behind SageMaker
         "STEELYARD_MODEL": MODEL_FOLDER,
-        "STEELYARD_GPU_LAYERS": str(gpu_layers),
+        "STEELYARD_GPU_LAYERS": str(layers),
         **({"STEELYARD_THREADS": str(threads)} if threads is not None else {}),
     }
 

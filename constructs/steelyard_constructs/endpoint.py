@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Required, TypedDict, Unpack
+from dataclasses import dataclass
+from typing import Any
 
 from aws_cdk import Annotations, ArnFormat, RemovalPolicy, Stack, Token, region_info
 from aws_cdk import aws_cloudwatch as cloudwatch
@@ -21,24 +21,20 @@ from aws_cdk import aws_sagemaker as sagemaker
 from constructs import Construct
 
 from steelyard_constructs.container_variables import container_variables
+from steelyard_constructs.declared_endpoint import (
+    DeclaredEndpoint,
+    check_endpoint_image,
+    endpoint_checks,
+    instance_types,
+)
 from steelyard_constructs.endpoint_metrics import EndpointMetrics
 from steelyard_constructs.environment_key import LOG_KEY_ACTIONS
 from steelyard_constructs.execution_role import ExecutionRole
-from steelyard_constructs.hardware import (
-    DEFAULT_AMI,
-    Hardware,
-    InstanceType,
-    PooledInstance,
-    check_ami,
-    check_instances,
-    check_scalable,
-    check_threads,
-)
-from steelyard_constructs.images import ImageReference, check_image, publisher_account
+from steelyard_constructs.images import ImageReference, publisher_account
 from steelyard_constructs.model_artifact import HubModel, ModelArtifact, timeout, volume_gib
 from steelyard_constructs.numeric import check_whole
 from steelyard_constructs.refusal import Refused
-from steelyard_constructs.rollout import Canary, deployment_config
+from steelyard_constructs.rollout import deployment_config
 
 #: The one variant of every endpoint. Constant, because a renamed variant loses its scaling.
 VARIANT_NAME = "primary"
@@ -47,90 +43,37 @@ VARIANT_NAME = "primary"
 _ENDPOINT_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 
 
-class EndpointProps(TypedDict, total=False):
-    """What the endpoints have in common. Only ``endpoint_name``, ``image`` and ``hardware`` are required.
+@dataclass(frozen=True, kw_only=True)
+class EndpointProps(DeclaredEndpoint):
+    """What an endpoint is made of: what is declared of it, and what the stack adds.
 
     Attributes:
         endpoint_name: Name of the endpoint; letters, digits and hyphens between them, at most 63.
         image: The container, by digest.
-        hardware: Kind of machine.
-        instance_type: The only instance type, such as ``ml.c7i.2xlarge``. Either this or ``instance_pool``.
-        instance_pool: Instance types in order of preference.
-        initial_instance_count: Instances, 1 or more; 1 unless set. With ``scaled``, those of the first deployment only.
-        environment: Further variables of the container.
-        threads: Threads of llama.cpp; every physical core unless set.
         vpc: VPC of the containers; none unless set.
         subnets: Which subnets of it; the private ones unless set.
         encryption_key: Key of the model's bucket, the logs and the instances' volumes; keys of AWS unless set.
             Instances with disks of their own encrypt these in hardware.
-        network_isolation: Whether the container is without any network; true unless set.
-        startup_timeout: Longest from the container's start until it is healthy, in seconds; see
-            ``ModelSource.startup_seconds`` unless set.
-        download_timeout: Longest that SageMaker may take to fetch the model, in seconds; see
-            ``ModelSource.download_seconds`` unless set.
-        provision_timeout: Longest that SageMaker looks for capacity in the pool, in seconds, 300 to 3600; 1200 unless
-            set.
-        inference_ami: AMI of CUDA instances; the newest unless set.
-        log_retention: How long logs are kept; 30 days unless set.
-        removal_policy: Whether the logs go with the stack; they do unless set.
-        scaled: Whether the instance count is scaled; it is then kept by an update, and else set to
-            ``initial_instance_count``.
+        network_isolation: Whether the container is without any network.
+        provision_timeout_s: Longest that SageMaker looks for capacity in the pool, in seconds, 300 to 3600.
+        log_retention: How long logs are kept.
+        removal_policy: Whether the logs go with the stack.
         rollback_alarms: Makes the alarms that undo an update while it is rolled out, at most 10, of the metrics of the
             instances that the update brings; see :class:`~steelyard_constructs.rollback_alarms.RollbackAlarms`.
-        canary: How an update is rolled out; all instances at once unless set.
-        drain_s: How long the old instances finish what they are streaming after an update, in seconds, 0 to 3600; 480
-            unless set, the longest that the server lets a stream last.
+        drain_s: How long the old instances finish what they are streaming after an update, in seconds, 0 to 3600; 480,
+            unless set, is the longest that the server lets a stream last.
     """
-
-    endpoint_name: Required[str]
-    image: Required[ImageReference]
-    hardware: Required[Hardware]
-    instance_type: str | None
-    instance_pool: Sequence[PooledInstance]
-    initial_instance_count: int
-    environment: Mapping[str, str]
-    threads: int | None
-    vpc: ec2.IVpc | None
-    subnets: ec2.SubnetSelection | None
-    encryption_key: kms.IKey | None
-    network_isolation: bool
-    startup_timeout: int | None
-    download_timeout: int | None
-    provision_timeout: int
-    inference_ami: str | None
-    log_retention: logs.RetentionDays
-    removal_policy: RemovalPolicy
-    scaled: bool
-    rollback_alarms: Callable[[EndpointMetrics], Sequence[cloudwatch.IAlarm]] | None
-    canary: Canary | None
-    drain_s: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Settings:
-    """:class:`EndpointProps` with its defaults."""
 
     endpoint_name: str
     image: ImageReference
-    hardware: Hardware
-    instance_type: str | None = None
-    instance_pool: Sequence[PooledInstance] = ()
-    initial_instance_count: int = 1
-    environment: Mapping[str, str] = field(default_factory=dict)
-    threads: int | None = None
     vpc: ec2.IVpc | None = None
     subnets: ec2.SubnetSelection | None = None
     encryption_key: kms.IKey | None = None
     network_isolation: bool = True
-    startup_timeout: int | None = None
-    download_timeout: int | None = None
-    provision_timeout: int = 1200
-    inference_ami: str | None = None
+    provision_timeout_s: int = 1200
     log_retention: logs.RetentionDays = logs.RetentionDays.ONE_MONTH
     removal_policy: RemovalPolicy = RemovalPolicy.DESTROY
-    scaled: bool = False
     rollback_alarms: Callable[[EndpointMetrics], Sequence[cloudwatch.IAlarm]] | None = None
-    canary: Canary | None = None
     drain_s: int = 480
 
 
@@ -145,7 +88,7 @@ class Endpoint(Construct):
         model: The model.
         config: The endpoint configuration.
         endpoint: The endpoint.
-        endpoint_name: Its name, as given. For alarms, which can exist before it. Use
+        endpoint_name: Its name, as props. For alarms, which can exist before it. Use
             ``endpoint.attr_endpoint_name`` for what needs the endpoint to exist, such as scaling.
         endpoint_arn: Its ARN.
         variant_name: ``primary``.
@@ -160,69 +103,62 @@ class Endpoint(Construct):
         scope: Construct,
         id: str,
         *,
+        props: EndpointProps,
         source: ModelArtifact | HubModel,
         own_environment: Mapping[str, str],
-        **props: Unpack[EndpointProps],
     ) -> None:
         """Make the endpoint.
 
         Args:
             scope: Parent.
             id: Name within it.
+            props: What it is made of.
             source: Where the model comes from.
             own_environment: Variables that the kind of endpoint sets; ``environment`` may not repeat them.
-            **props: See :class:`EndpointProps`.
 
         Raises:
             Refused: A value, or a combination, that SageMaker would refuse or with which the container would not
                 serve.
         """
         super().__init__(scope, id)
-        given = _Settings(**props)
-        _check_name(given.endpoint_name)
-        _check_instance_count(given.initial_instance_count)
-        check_image(given.image, given.hardware)
-        self.instance_types = check_instances(
-            instance_type=given.instance_type,
-            instance_pool=given.instance_pool,
-            hardware=given.hardware,
-            region=_known(Stack.of(self).region),
-        )
-        check_threads(given.threads, self.instance_types)
-        if given.scaled:
-            check_scalable(self.instance_types)
+        _check_name(props.endpoint_name)
+        region = _known(Stack.of(self).region)
+        for check in endpoint_checks(props, region=region):
+            check()
+        self._ami = check_endpoint_image(props, props.image, region=region)
+        self.instance_types = instance_types(props, region=region)
 
-        self.endpoint_name = given.endpoint_name
+        self.endpoint_name = props.endpoint_name
         self.variant_name = VARIANT_NAME
-        self.log_group = self._make_log_group(given)
-        self.security_group, self._subnets = self._make_network(given.vpc, given.subnets)
+        self.log_group = self._make_log_group(props)
+        self.security_group, self._subnets = self._make_network(props.vpc, props.subnets)
         execution = ExecutionRole(
             self,
             "ExecutionRole",
-            repository_arn=self._repository_arn(given.image),
+            repository_arn=self._repository_arn(props.image),
             log_group=self.log_group,
             model=source if isinstance(source, ModelArtifact) else None,
             subnets=self._subnets,
             security_group=self.security_group,
-            encryption_key=given.encryption_key,
+            encryption_key=props.encryption_key,
         )
         self.role = execution.role
-        self.model = self._make_model(given, source, container_variables(own_environment, given.environment))
+        self.model = self._make_model(props, source, container_variables(own_environment, props.environment))
         # SageMaker checks the role's access while it makes the model.
         self.model.node.add_dependency(*execution.policies)
-        self.config = self._make_config(given, source)
-        alarms = self._rollback_alarms(given)
+        self.config = self._make_config(props, source)
+        alarms = self._rollback_alarms(props)
         self.endpoint = sagemaker.CfnEndpoint(
             self,
             "Endpoint",
-            endpoint_name=given.endpoint_name,
+            endpoint_name=props.endpoint_name,
             endpoint_config_name=self.config.attr_endpoint_config_name,
-            retain_all_variant_properties=given.scaled,
+            retain_all_variant_properties=props.scaling is not None,
             deployment_config=deployment_config(
                 alarms=alarms,
-                canary=given.canary,
-                drain_s=given.drain_s,
-                instances=given.initial_instance_count,
+                canary=props.canary,
+                drain_s=props.drain_s,
+                instances=props.instances,
             ),
         )
         self.endpoint.node.add_dependency(self.log_group)
@@ -239,29 +175,29 @@ class Endpoint(Construct):
             resource_arns=[self.endpoint_arn],
         )
 
-    def _rollback_alarms(self, given: _Settings) -> Sequence[cloudwatch.IAlarm]:
-        if given.rollback_alarms is None:
+    def _rollback_alarms(self, props: EndpointProps) -> Sequence[cloudwatch.IAlarm]:
+        if props.rollback_alarms is None:
             return ()
-        return given.rollback_alarms(
-            EndpointMetrics(given.endpoint_name, VARIANT_NAME, self.config.attr_endpoint_config_name)
+        return props.rollback_alarms(
+            EndpointMetrics(props.endpoint_name, VARIANT_NAME, self.config.attr_endpoint_config_name)
         )
 
-    def _make_log_group(self, given: _Settings) -> logs.LogGroup:
-        name = f"/aws/sagemaker/Endpoints/{given.endpoint_name}"
+    def _make_log_group(self, props: EndpointProps) -> logs.LogGroup:
+        name = f"/aws/sagemaker/Endpoints/{props.endpoint_name}"
         group = logs.LogGroup(
             self,
             "Logs",
             log_group_name=name,
-            retention=given.log_retention,
-            removal_policy=given.removal_policy,
-            encryption_key=given.encryption_key,
+            retention=props.log_retention,
+            removal_policy=props.removal_policy,
+            encryption_key=props.encryption_key,
         )
-        if given.encryption_key is not None:
+        if props.encryption_key is not None:
             stack = Stack.of(self)
             arn = stack.format_arn(
                 service="logs", resource="log-group", resource_name=name, arn_format=ArnFormat.COLON_RESOURCE_NAME
             )
-            given.encryption_key.add_to_resource_policy(
+            props.encryption_key.add_to_resource_policy(
                 iam.PolicyStatement(
                     principals=[iam.ServicePrincipal(f"logs.{stack.region}.amazonaws.com")],
                     # Not grant_encrypt_decrypt, whose actions have stars.
@@ -292,15 +228,15 @@ class Endpoint(Construct):
         return group, chosen.subnets
 
     def _make_model(
-        self, given: _Settings, source: ModelArtifact | HubModel, environment: Mapping[str, str]
+        self, props: EndpointProps, source: ModelArtifact | HubModel, environment: Mapping[str, str]
     ) -> sagemaker.CfnModel:
         return sagemaker.CfnModel(
             self,
             "Model",
             execution_role_arn=self.role.role_arn,
-            enable_network_isolation=given.network_isolation,
+            enable_network_isolation=props.network_isolation,
             primary_container=sagemaker.CfnModel.ContainerDefinitionProperty(
-                image=self._image_uri(given.image),
+                image=self._image_uri(props.image),
                 environment=environment,
                 model_data_source=_data_source(source),
             ),
@@ -312,17 +248,17 @@ class Endpoint(Construct):
             else None,
         )
 
-    def _make_config(self, given: _Settings, source: ModelArtifact | HubModel) -> sagemaker.CfnEndpointConfig:
-        pool = sorted(given.instance_pool, key=lambda place: place.priority)
+    def _make_config(self, props: EndpointProps, source: ModelArtifact | HubModel) -> sagemaker.CfnEndpointConfig:
+        pool = sorted(props.instance_pool, key=lambda place: place.priority)
         variant = sagemaker.CfnEndpointConfig.ProductionVariantProperty(
             variant_name=VARIANT_NAME,
             model_name=self.model.attr_model_name,
-            initial_instance_count=given.initial_instance_count,
+            initial_instance_count=props.instances,
             initial_variant_weight=1,
             routing_config=sagemaker.CfnEndpointConfig.RoutingConfigProperty(
                 routing_strategy="LEAST_OUTSTANDING_REQUESTS"
             ),
-            instance_type=given.instance_type,
+            instance_type=props.instance_type,
             instance_pools=[
                 sagemaker.CfnEndpointConfig.InstancePoolProperty(
                     instance_type=place.instance_type, priority=place.priority
@@ -330,18 +266,18 @@ class Endpoint(Construct):
                 for place in pool
             ]
             or None,
-            variant_instance_provision_timeout_in_seconds=_provision_timeout(given),
-            inference_ami_version=_ami(given, self.instance_types),
+            variant_instance_provision_timeout_in_seconds=_provision_timeout(props),
+            inference_ami_version=self._ami.name if self._ami else None,
             volume_size_in_gb=None if self._any_has_disks else volume_gib(source),
             model_data_download_timeout_in_seconds=timeout(
-                "download_timeout", given=given.download_timeout, derived=source.download_seconds()
+                "download_timeout_s", given=props.download_timeout_s, derived=source.download_seconds()
             ),
             container_startup_health_check_timeout_in_seconds=timeout(
-                "startup_timeout", given=given.startup_timeout, derived=source.startup_seconds()
+                "startup_timeout_s", given=props.startup_timeout_s, derived=source.startup_seconds()
             ),
         )
         return sagemaker.CfnEndpointConfig(
-            self, "Config", kms_key_id=self._volume_key(given.encryption_key), production_variants=[variant]
+            self, "Config", kms_key_id=self._volume_key(props.encryption_key), production_variants=[variant]
         )
 
     @property
@@ -409,15 +345,6 @@ def _check_name(name: str) -> None:
         )
 
 
-def _check_instance_count(count: int) -> None:
-    check_whole("initial_instance_count", count)
-    if count < 1:
-        raise Refused(
-            f"initial_instance_count is {count}, but an endpoint without inference components cannot have less than 1 "
-            "instance; set 1 or more, or destroy its stack while it is not needed"
-        )
-
-
 def _data_source(source: ModelArtifact | HubModel) -> sagemaker.CfnModel.ModelDataSourceProperty | None:
     if isinstance(source, HubModel):
         return None
@@ -430,22 +357,11 @@ def _data_source(source: ModelArtifact | HubModel) -> sagemaker.CfnModel.ModelDa
     )
 
 
-def _provision_timeout(given: _Settings) -> int | None:
-    check_whole("provision_timeout", given.provision_timeout)
-    if not 300 <= given.provision_timeout <= 3600:
-        raise Refused(f"provision_timeout is {given.provision_timeout} s; SageMaker takes 300 to 3600 s")
-    return given.provision_timeout if given.instance_pool else None
-
-
-def _ami(given: _Settings, instance_types: Sequence[InstanceType]) -> str | None:
-    if given.image.cuda is not None:
-        return check_ami(given.inference_ami or DEFAULT_AMI, cuda=given.image.cuda, instance_types=instance_types).name
-    if given.inference_ami is not None:
-        raise Refused(
-            f"inference AMI {given.inference_ami!r} is for GPU instances, but hardware is {given.hardware.value!r}; "
-            "leave it out"
-        )
-    return None
+def _provision_timeout(props: EndpointProps) -> int | None:
+    check_whole("provision_timeout_s", props.provision_timeout_s)
+    if not 300 <= props.provision_timeout_s <= 3600:
+        raise Refused(f"provision_timeout_s is {props.provision_timeout_s} s; SageMaker takes 300 to 3600 s")
+    return props.provision_timeout_s if props.instance_pool else None
 
 
 def _arguments(selection: ec2.SubnetSelection) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_cloudwatch_actions as actions
@@ -11,32 +10,10 @@ from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from steelyard_constructs.endpoint_metrics import EndpointMetrics
-from steelyard_constructs.numeric import check_finite
-from steelyard_constructs.refusal import Refused
+from steelyard_constructs.thresholds import Thresholds, check_thresholds
 
 _CW = cloudwatch.ComparisonOperator
 _MISSING = cloudwatch.TreatMissingData
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """When the alarms of an endpoint go off. Each must hold for 2 of 3 minutes, health for 5 of 5.
-
-    Attributes:
-        failure_percent: Requests that failed through no fault of the caller, in percent of all.
-        server_errors: Requests answered with 5xx, in a minute.
-        unanswered: Requests without any answer, in a minute.
-        client_error_percent: Requests refused with 4xx, in percent of all.
-        latency_p95_ms: 95th percentile of the time in the container, in milliseconds.
-        memory_percent: Memory in use, in percent.
-    """
-
-    failure_percent: float = 5
-    server_errors: int = 10
-    unanswered: int = 1
-    client_error_percent: float = 50
-    latency_p95_ms: float = 30_000
-    memory_percent: float = 95
 
 
 class EndpointAlarms(Construct):
@@ -53,7 +30,8 @@ class EndpointAlarms(Construct):
 
     Example:
         >>> import aws_cdk as cdk
-        >>> from steelyard_constructs.endpoint_alarms import EndpointAlarms, Thresholds
+        >>> from steelyard_constructs.endpoint_alarms import EndpointAlarms
+        >>> from steelyard_constructs.thresholds import Thresholds
         >>> app = cdk.App()
         >>> stack = cdk.Stack(app, "Example")
         >>> alarms = EndpointAlarms(
@@ -61,7 +39,7 @@ class EndpointAlarms(Construct):
         ...     "Alarms",
         ...     endpoint_name="support-decisions",
         ...     variant_name="primary",
-        ...     thresholds=Thresholds(latency_p95_ms=2_000),
+        ...     thresholds=Thresholds(latency_alarm_ms=2_000),
         ... )
         >>> len(alarms.all)
         7
@@ -128,8 +106,8 @@ class EndpointAlarms(Construct):
         self.latency = self._alarm(
             "Latency",
             metrics.model_latency("p95"),
-            limits.latency_p95_ms * 1000,
-            f"One request in twenty spends more than {limits.latency_p95_ms:g} ms in the container.",
+            limits.latency_alarm_ms * 1000,
+            f"One request in twenty spends more than {limits.latency_alarm_ms:g} ms in the container.",
         )
         self.health = self._alarm(
             "Health",
@@ -221,21 +199,3 @@ def make_alarm(
         treat_missing_data=missing,
         alarm_description=description,
     )
-
-
-def check_thresholds(limits: Thresholds) -> None:
-    """Refuse thresholds that no metric can reach, or that any reaches.
-
-    Raises:
-        Refused: One is not positive, or a share is above 100 %.
-    """
-    for each in fields(limits):
-        check_finite(f"the threshold {each.name}", getattr(limits, each.name))
-    # CloudWatch counts it in microseconds.
-    check_finite("the threshold latency_p95_ms times 1000", limits.latency_p95_ms * 1000)
-    for name in ("failure_percent", "client_error_percent", "memory_percent"):
-        if not 0 < getattr(limits, name) <= 100:
-            raise Refused(f"the threshold {name} is {getattr(limits, name)}; set more than 0 and at most 100 percent")
-    for name in ("server_errors", "unanswered", "latency_p95_ms"):
-        if not getattr(limits, name) > 0:
-            raise Refused(f"the threshold {name} is {getattr(limits, name)}; set more than 0")

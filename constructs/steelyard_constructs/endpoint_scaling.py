@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from aws_cdk import aws_applicationautoscaling as autoscaling
 from constructs import Construct
 
-from steelyard_constructs.numeric import check_finite, check_whole
+from steelyard_constructs.declared_endpoint import Scaling, Schedule, check_scaling
+from steelyard_constructs.numeric import check_whole
 from steelyard_constructs.refusal import Refused
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """From a point in time on, other limits.
-
-    Attributes:
-        name: Unique within the endpoint.
-        expression: When: ``cron(0 7 ? * MON-FRI *)``, ``rate(1 day)`` or ``at(2030-01-01T00:00:00)``.
-        min_capacity: Instances, at least.
-        max_capacity: Instances, at most.
-        time_zone: Whose clock the expression goes by, such as ``Europe/Amsterdam``.
-    """
-
-    name: str
-    expression: str
-    min_capacity: int
-    max_capacity: int
-    time_zone: str = "Etc/UTC"
 
 
 class EndpointScaling(Construct):
@@ -44,7 +24,8 @@ class EndpointScaling(Construct):
 
     Example:
         >>> import aws_cdk as cdk
-        >>> from steelyard_constructs.endpoint_scaling import EndpointScaling, Schedule
+        >>> from steelyard_constructs.declared_endpoint import Scaling, Schedule
+        >>> from steelyard_constructs.endpoint_scaling import EndpointScaling
         >>> app = cdk.App()
         >>> stack = cdk.Stack(app, "Example")
         >>> scaling = EndpointScaling(
@@ -52,10 +33,12 @@ class EndpointScaling(Construct):
         ...     "Scaling",
         ...     endpoint_name="support-decisions",  # DecisionEndpoint: decisions.endpoint.attr_endpoint_name
         ...     variant_name="primary",
-        ...     min_capacity=1,
-        ...     max_capacity=4,
-        ...     target_concurrency=3,
-        ...     schedules=[Schedule("office-hours", "cron(0 7 ? * MON-FRI *)", 2, 4, "Europe/Amsterdam")],
+        ...     scaling=Scaling(
+        ...         min_instances=1,
+        ...         max_instances=4,
+        ...         target_concurrency=3,
+        ...         schedules=(Schedule("office-hours", "cron(0 7 ? * MON-FRI *)", 2, 4, "Europe/Amsterdam"),),
+        ...     ),
         ... )
         >>> template = app.synth().get_stack_by_name("Example").template
     """
@@ -69,10 +52,7 @@ class EndpointScaling(Construct):
         *,
         endpoint_name: str,
         variant_name: str,
-        min_capacity: int,
-        max_capacity: int,
-        target_concurrency: float,
-        schedules: Sequence[Schedule] = (),
+        scaling: Scaling,
         scale_in_cooldown_s: int = 300,
         scale_out_cooldown_s: int = 60,
     ) -> None:
@@ -84,10 +64,7 @@ class EndpointScaling(Construct):
             endpoint_name: The endpoint. For one of the same stack take ``endpoint.attr_endpoint_name``, not the plain
                 name: then CloudFormation makes the endpoint first.
             variant_name: Its variant.
-            min_capacity: Instances, at least; 1 or more.
-            max_capacity: Instances, at most.
-            target_concurrency: Requests in progress per instance that scaling aims at.
-            schedules: Other limits at other times.
+            scaling: The limits, the target, and the schedules.
             scale_in_cooldown_s: Pause after instances were removed, in seconds.
             scale_out_cooldown_s: Pause after instances were added, in seconds.
 
@@ -95,10 +72,7 @@ class EndpointScaling(Construct):
             Refused: Limits that contradict each other, zero instances, or a target that is not positive and finite.
         """
         super().__init__(scope, id)
-        _check_limits("scaling", min_capacity, max_capacity)
-        check_finite("target_concurrency", target_concurrency)
-        if not target_concurrency > 0:
-            raise Refused(f"target_concurrency is {target_concurrency}; aim at more than 0 requests per instance")
+        check_scaling(scaling)
         for name, seconds in (
             ("scale_in_cooldown_s", scale_in_cooldown_s),
             ("scale_out_cooldown_s", scale_out_cooldown_s),
@@ -106,7 +80,6 @@ class EndpointScaling(Construct):
             check_whole(name, seconds)
             if not 0 <= seconds <= 3600:
                 raise Refused(f"{name} is {seconds}; Application Auto Scaling takes 0 to 3600 s")
-        _check_schedules(schedules)
 
         self.target = autoscaling.CfnScalableTarget(
             self,
@@ -114,9 +87,9 @@ class EndpointScaling(Construct):
             service_namespace="sagemaker",
             scalable_dimension="sagemaker:variant:DesiredInstanceCount",
             resource_id=f"endpoint/{endpoint_name}/variant/{variant_name}",
-            min_capacity=min_capacity,
-            max_capacity=max_capacity,
-            scheduled_actions=[_scheduled_action(schedule) for schedule in schedules] or None,
+            min_capacity=scaling.min_instances,
+            max_capacity=scaling.max_instances,
+            scheduled_actions=[_scheduled_action(schedule) for schedule in scaling.schedules] or None,
         )
         self.policy = autoscaling.CfnScalingPolicy(
             self,
@@ -128,7 +101,7 @@ class EndpointScaling(Construct):
                 predefined_metric_specification=autoscaling.CfnScalingPolicy.PredefinedMetricSpecificationProperty(
                     predefined_metric_type=self.METRIC
                 ),
-                target_value=target_concurrency,
+                target_value=scaling.target_concurrency,
                 scale_in_cooldown=scale_in_cooldown_s,
                 scale_out_cooldown=scale_out_cooldown_s,
             ),
@@ -138,35 +111,9 @@ class EndpointScaling(Construct):
 def _scheduled_action(schedule: Schedule) -> autoscaling.CfnScalableTarget.ScheduledActionProperty:
     return autoscaling.CfnScalableTarget.ScheduledActionProperty(
         scheduled_action_name=schedule.name,
-        schedule=schedule.expression,
+        schedule=schedule.cron,
         timezone=schedule.time_zone,
         scalable_target_action=autoscaling.CfnScalableTarget.ScalableTargetActionProperty(
-            min_capacity=schedule.min_capacity, max_capacity=schedule.max_capacity
+            min_capacity=schedule.min_instances, max_capacity=schedule.max_instances
         ),
     )
-
-
-def _check_limits(what: str, least: int, most: int) -> None:
-    check_whole(f"min_capacity of {what}", least)
-    check_whole(f"max_capacity of {what}", most)
-    if least < 1:
-        raise Refused(
-            f"{what} has min_capacity {least}: an endpoint without inference components cannot scale to zero; set 1 or "
-            "more, or destroy its stack while it is not needed"
-        )
-    if least > most:
-        raise Refused(f"{what} has min_capacity {least} above max_capacity {most}; swap or change them")
-
-
-def _check_schedules(schedules: Sequence[Schedule]) -> None:
-    names = [schedule.name for schedule in schedules]
-    for position, schedule in enumerate(schedules):
-        if schedule.name in names[:position]:
-            raise Refused(f"the schedule name {schedule.name!r} is given twice; give each schedule its own")
-        kind, _, rest = schedule.expression.partition("(")
-        if kind not in ("at", "cron", "rate") or not rest.endswith(")"):
-            raise Refused(
-                f"schedule {schedule.name!r} has the expression {schedule.expression!r}; write at(...), cron(...) or "
-                "rate(...)"
-            )
-        _check_limits(f"schedule {schedule.name!r}", schedule.min_capacity, schedule.max_capacity)

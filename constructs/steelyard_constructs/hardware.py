@@ -9,8 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+from pydantic import Field
+
+from steelyard_base.strict import Table
 from steelyard_constructs.numeric import check_whole, shown
 from steelyard_constructs.refusal import Refused
 
@@ -284,16 +287,11 @@ def check_ami(ami_name: str, *, cuda: str, instance_types: Sequence[InstanceType
 
 
 @dataclass(frozen=True)
-class PooledInstance:
-    """One place in an ordered instance pool: SageMaker takes the lowest priority number that has capacity.
+class PooledInstance(Table):
+    """One place in an ordered instance pool: SageMaker takes the lowest priority number that has capacity."""
 
-    Attributes:
-        instance_type: Such as ``ml.g6e.xlarge``.
-        priority: 1 (first) to 5.
-    """
-
-    instance_type: str
-    priority: int
+    instance_type: Annotated[str, Field(description="Such as ml.g6e.xlarge.")]
+    priority: Annotated[int, Field(description="1 is tried first; 1 to 5, each once.")]
 
 
 MAX_POOL = 5

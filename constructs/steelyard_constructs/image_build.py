@@ -8,13 +8,10 @@ from pathlib import Path
 import aws_cdk as cdk
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_kms as kms
-from aws_cdk import aws_logs as logs
 from aws_cdk import aws_s3 as s3
-from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 
-from steelyard_constructs.build_project import BuildProject
+from steelyard_constructs.build_project import BuildProject, BuildProps
 from steelyard_constructs.image_repository import PULL_ACTIONS, registry_of
 from steelyard_constructs.images import ImageReference
 from steelyard_constructs.nag import acknowledge, acknowledge_wildcard, resource_from
@@ -36,7 +33,7 @@ PREFIX = "images/"
 """What the key of every list begins with; the image's digest follows."""
 
 
-class ImageBuild(Construct):
+class ImageBuild(BuildProject):
     """Build an image with Docker and push it, under a tag that is a hash of what it is made of.
 
     Tags of the repository cannot be moved, so the same source, Dockerfile and base give the same tag, and a second
@@ -51,6 +48,7 @@ class ImageBuild(Construct):
         >>> import aws_cdk as cdk
         >>> from aws_cdk import aws_s3_assets as s3_assets
         >>> from steelyard_constructs.artifact_store import ArtifactStore
+        >>> from steelyard_constructs.build_project import BuildProps
         >>> from steelyard_constructs.image_build import ImageBuild
         >>> from steelyard_constructs.image_repository import ImageRepository
         >>> from steelyard_constructs.images import ImageReference
@@ -64,17 +62,15 @@ class ImageBuild(Construct):
         ...     artifacts=store.bucket,
         ...     base=ImageReference.dlc(digest="sha256:" + "0" * 64),
         ...     llama_cpp="b10433",
-        ...     source=s3_assets.Asset(stack, "Source", path="runtime"),
-        ...     buildspec=Path("images/image.buildspec.yml"),
         ...     dockerfile="images/cpu.Dockerfile",
+        ...     props=BuildProps(
+        ...         source=s3_assets.Asset(stack, "Source", path="runtime"),
+        ...         buildspec=Path("images/image.buildspec.yml"),
+        ...     ),
         ... )
         >>> output = cdk.CfnOutput(stack, "Project", value=build.project_name)
 
     Attributes:
-        project: The CodeBuild project.
-        project_name: Its name.
-        role: Its role.
-        log_group: Its log group.
         tag: The tag that it pushes.
     """
 
@@ -87,14 +83,8 @@ class ImageBuild(Construct):
         artifacts: s3.IBucket,
         base: ImageReference,
         llama_cpp: str,
-        source: s3_assets.Asset,
-        buildspec: Path,
         dockerfile: str,
-        project_name: str | None = None,
-        encryption_key: kms.IKey | None = None,
-        log_retention: logs.RetentionDays = logs.RetentionDays.THREE_MONTHS,
-        removal_policy: cdk.RemovalPolicy = cdk.RemovalPolicy.DESTROY,
-        timeout: cdk.Duration | None = None,
+        props: BuildProps,
     ) -> None:
         """Make the project.
 
@@ -106,56 +96,40 @@ class ImageBuild(Construct):
             base: The image that the Dockerfile starts from (its ``BASE_IMAGE`` argument); the build runs on a machine
                 of its architecture.
             llama_cpp: The build of llama.cpp in the base, such as ``b10433``. The build fails if the base has another.
-            source: The files that the build needs: the Dockerfile and all that it copies.
-            buildspec: The build specification; its text becomes part of the project.
-            dockerfile: The Dockerfile, relative to the source.
-            project_name: The name of the project; without one, CloudFormation makes it up.
-            encryption_key: A KMS key for the project and its log; its policy has to let CloudWatch Logs use it.
-            log_retention: How long its log is kept.
-            removal_policy: What becomes of its log when the stack is deleted.
-            timeout: The longest that a build may take; 1 hour by default.
+            dockerfile: The Dockerfile, relative to the source, which has all that it copies.
+            props: What is chosen of every project.
 
         Raises:
             Refused: The Dockerfile is not a relative path, or the build specification is unusable.
         """
-        super().__init__(scope, id)
         if not dockerfile or dockerfile.startswith("/") or ".." in Path(dockerfile).parts:
             raise Refused(f"dockerfile {dockerfile!r} is not inside the source; write its path from the source's root")
-        made_of = f"{source.asset_hash}\n{dockerfile}\n{base.repository}\n{base.digest}\n{llama_cpp}"
-        self.tag = f"{Path(dockerfile).stem.lower()}-{hashlib.sha256(made_of.encode()).hexdigest()[:32]}"
-        stack = cdk.Stack.of(self)
+        made_of = f"{props.source.asset_hash}\n{dockerfile}\n{base.repository}\n{base.digest}\n{llama_cpp}"
+        tag = f"{Path(dockerfile).stem.lower()}-{hashlib.sha256(made_of.encode()).hexdigest()[:32]}"
+        stack = cdk.Stack.of(scope)
         base_account, base_region = registry_of(stack, base)
         base_registry = f"{base_account}.dkr.ecr.{base_region}.{stack.url_suffix}"
-        build = BuildProject(
-            self,
-            "Build",
+        super().__init__(
+            scope,
+            id,
             description=f"Builds {dockerfile} for {base.architecture.value} and pushes it",
-            source=source,
-            buildspec=buildspec,
             architecture=base.architecture,
             environment={
                 "REPOSITORY": repository.repository_name,
                 "REPOSITORY_URI": repository.repository_uri,
-                "IMAGE_TAG": self.tag,
+                "IMAGE_TAG": tag,
                 "DOCKERFILE": dockerfile,
                 "BASE_REGISTRY": base_registry,
                 "BASE_REGION": base_region,
                 "BASE_IMAGE": f"{base_registry}/{base.repository}@{base.digest}",
                 "LLAMA_CPP_BUILD": llama_cpp,
-                "SOURCE_REVISION": source.asset_hash,
+                "SOURCE_REVISION": props.source.asset_hash,
                 "ARTIFACT_BUCKET": artifacts.bucket_name,
             },
             docker=True,
-            project_name=project_name,
-            encryption_key=encryption_key,
-            log_retention=log_retention,
-            removal_policy=removal_policy,
-            timeout=timeout or cdk.Duration.hours(1),
+            props=props,
         )
-        self.project = build.project
-        self.project_name = build.project_name
-        self.role = build.role
-        self.log_group = build.log_group
+        self.tag = tag
         acknowledge(
             self.project,
             "AwsSolutions-CB3",

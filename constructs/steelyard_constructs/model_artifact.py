@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
+from pydantic import Field
+
+from steelyard_base.strict import Table
 from steelyard_constructs.numeric import check_whole
 from steelyard_constructs.refusal import Refused
 
@@ -112,21 +115,15 @@ class ModelArtifact:
 
 
 @dataclass(frozen=True)
-class HubModel:
-    """A GGUF file that the published container fetches from a hub when it starts. For trying things.
+class HubModel(Table):
+    """A model that the published chat container fetches from a hub itself. Network isolation is off then.
 
-    What is fetched can change under the same name, each new instance fetches it again, and the container needs the
-    internet for it.
-
-    Attributes:
-        repository: Such as ``bartowski/Qwen_Qwen3.5-4B-GGUF``.
-        file: The GGUF file in it.
-        bytes: Its size, in bytes.
+    What is fetched can change under the same name, and each new instance fetches it again: it is for trying things.
     """
 
-    repository: str
-    file: str
-    bytes: int
+    repository: Annotated[str, Field(description="Repository on the hub, OWNER/NAME.")]
+    file: Annotated[str, Field(description="The GGUF file in it.")]
+    bytes: Annotated[int, Field(description="Its size in bytes, from which the timeouts are derived.")]
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*", self.repository):
@@ -153,15 +150,32 @@ def timeout(name: str, *, given: int | None, derived: int) -> int:
         Refused: It is outside what SageMaker accepts.
     """
     if given is not None:
-        check_whole(name, given)
-    seconds = given if given is not None else -(-derived // 60) * 60
+        check_timeout(name, given)
+        return given
+    seconds = -(-derived // 60) * 60
+    check_timeout(name, seconds, source=", derived from the model's size,")
+    return seconds
+
+
+def check_timeout(name: str, seconds: int | None, *, source: str = "") -> None:
+    """Refuse a timeout that SageMaker does not accept; None is for the one that follows from the model's size.
+
+    Args:
+        name: What the message calls it.
+        seconds: The timeout.
+        source: Where it comes from, for the message.
+
+    Raises:
+        Refused: With the limits.
+    """
+    if seconds is None:
+        return
+    check_whole(name, seconds)
     if not SHORTEST_TIMEOUT_S <= seconds <= LONGEST_TIMEOUT_S:
-        source = "" if given is not None else ", derived from the model's size,"
         raise Refused(
             f"{name} of {seconds} s{source} is outside the {SHORTEST_TIMEOUT_S} to {LONGEST_TIMEOUT_S} s that "
             "SageMaker accepts; set it within, or use a smaller model"
         )
-    return seconds
 
 
 def volume_gib(model: ModelSource) -> int:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_kms as kms
-from aws_cdk import aws_logs as logs
 from aws_cdk import aws_s3 as s3
-from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 
-from steelyard_constructs.build_project import BuildProject
+from steelyard_constructs.build_project import BuildProject, BuildProps
 from steelyard_constructs.hardware import Architecture
 from steelyard_constructs.nag import acknowledge_wildcard, resource_from
 from steelyard_constructs.refusal import Refused
@@ -22,7 +19,7 @@ PREFIX = "models/"
 """What every key of a model begins with; the model's name and its manifest's hash follow."""
 
 
-class ModelBuild(Construct):
+class ModelBuild(BuildProject):
     """Fetch one model of the catalogue, check every sha256, and publish it under a prefix named after its content.
 
     The role reads the source, lists and writes below ``models/MODEL/`` of the bucket, and nothing else. It cannot
@@ -36,6 +33,7 @@ class ModelBuild(Construct):
         >>> import aws_cdk as cdk
         >>> from aws_cdk import aws_s3_assets as s3_assets
         >>> from steelyard_constructs.artifact_store import ArtifactStore
+        >>> from steelyard_constructs.build_project import BuildProps
         >>> from steelyard_constructs.model_build import ModelBuild
         >>> stack = cdk.Stack(cdk.App(), "Build")
         >>> store = ArtifactStore(stack, "Store", removal_policy=cdk.RemovalPolicy.DESTROY)
@@ -43,17 +41,14 @@ class ModelBuild(Construct):
         ...     stack,
         ...     "Gemma",
         ...     artifacts=store.bucket,
-        ...     source=s3_assets.Asset(stack, "Source", path="models"),
-        ...     buildspec=Path("images/model.buildspec.yml"),
         ...     model="gemma-3-270m",
+        ...     props=BuildProps(
+        ...         source=s3_assets.Asset(stack, "Source", path="models"),
+        ...         buildspec=Path("images/model.buildspec.yml"),
+        ...     ),
         ... )
         >>> output = cdk.CfnOutput(stack, "Project", value=build.project_name)
 
-    Attributes:
-        project: The CodeBuild project.
-        project_name: Its name.
-        role: Its role.
-        log_group: Its log group.
     """
 
     def __init__(
@@ -62,14 +57,8 @@ class ModelBuild(Construct):
         id: str,
         *,
         artifacts: s3.IBucket,
-        source: s3_assets.Asset,
-        buildspec: Path,
         model: str,
-        project_name: str | None = None,
-        encryption_key: kms.IKey | None = None,
-        log_retention: logs.RetentionDays = logs.RetentionDays.THREE_MONTHS,
-        removal_policy: cdk.RemovalPolicy = cdk.RemovalPolicy.DESTROY,
-        timeout: cdk.Duration | None = None,
+        props: BuildProps,
     ) -> None:
         """Make the project.
 
@@ -77,41 +66,23 @@ class ModelBuild(Construct):
             scope: The parent.
             id: The identifier in the parent.
             artifacts: The bucket to publish to. If it has a KMS key, the role may use it.
-            source: The repository's files that the build needs.
-            buildspec: The build specification; its text becomes part of the project.
             model: The model's name in the catalogue.
-            project_name: The name of the project; without one, CloudFormation makes it up.
-            encryption_key: A KMS key for the project and its log; its policy has to let CloudWatch Logs use it.
-            log_retention: How long its log is kept.
-            removal_policy: What becomes of its log when the stack is deleted.
-            timeout: The longest that a build may take; 2 hours by default.
+            props: What is chosen of every project.
 
         Raises:
             Refused: The model's name cannot be part of a key, or the build specification is unusable.
         """
-        super().__init__(scope, id)
         if not model or "/" in model or "*" in model:
             raise Refused(f"model {model!r} cannot be part of a key; use its name in the catalogue, without / and *")
-        build = BuildProject(
-            self,
-            "Build",
+        super().__init__(
+            scope,
+            id,
             description=f"Fetches the model {model}, verifies it and publishes it",
-            source=source,
-            buildspec=buildspec,
             architecture=Architecture.X86_64,
             environment={"MODEL": model, "ARTIFACT_BUCKET": artifacts.bucket_name},
             docker=False,
-            project_name=project_name,
-            encryption_key=encryption_key,
-            log_retention=log_retention,
-            removal_policy=removal_policy,
-            timeout=timeout or cdk.Duration.hours(2),
+            props=replace(props, timeout=props.timeout or cdk.Duration.hours(2)),
         )
-        self.project = build.project
-        self.project_name = build.project_name
-        self.role = build.role
-        self.log_group = build.log_group
-
         bucket_arn = resource_from(self, artifacts.stack, artifacts.bucket_arn)
         objects = f"{bucket_arn}/{PREFIX}{model}/*"
         self.role.add_to_policy(

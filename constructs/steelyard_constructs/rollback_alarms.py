@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from aws_cdk import aws_cloudwatch as cloudwatch
 from constructs import Construct
 
-from steelyard_constructs.endpoint_alarms import Thresholds, check_thresholds, make_alarm
+from steelyard_constructs.endpoint_alarms import make_alarm
 from steelyard_constructs.endpoint_metrics import EndpointMetrics
+from steelyard_constructs.thresholds import Thresholds, check_thresholds
 
 
 class RollbackAlarms(Construct):
@@ -72,8 +73,8 @@ class RollbackAlarms(Construct):
             self,
             "Latency",
             metrics.model_latency("p95"),
-            limits.latency_p95_ms * 1000,
-            f"{new}: one request in twenty spends more than {limits.latency_p95_ms:g} ms in the container.",
+            limits.latency_alarm_ms * 1000,
+            f"{new}: one request in twenty spends more than {limits.latency_alarm_ms:g} ms in the container.",
         )
 
     @property

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_sagemaker as sagemaker
 
+from steelyard_constructs.declared_endpoint import Canary, check_canary
 from steelyard_constructs.numeric import check_whole
 from steelyard_constructs.refusal import Refused
 
@@ -15,19 +15,6 @@ from steelyard_constructs.refusal import Refused
 ALL_AT_ONCE_WATCH_S = 300
 
 _MAX_ALARMS = 10
-
-
-@dataclass(frozen=True)
-class Canary:
-    """Updates reach a share of the instances first.
-
-    Attributes:
-        percent: Share of the instances, 1 to 50.
-        wait_s: How long the alarms are watched before the rest follows, and again after it, in seconds.
-    """
-
-    percent: int = 10
-    wait_s: int = 300
 
 
 def deployment_config(
@@ -70,17 +57,7 @@ def deployment_config(
 def _canary_routing(
     canary: Canary, alarms: Sequence[cloudwatch.IAlarm], instances: int
 ) -> sagemaker.CfnEndpoint.TrafficRoutingConfigProperty:
-    check_whole("the canary's percent", canary.percent)
-    check_whole("the canary's wait_s", canary.wait_s)
-    if not 1 <= canary.percent <= 50:
-        raise Refused(f"the canary is {canary.percent} % of the instances; SageMaker takes 1 to 50")
-    if not 0 <= canary.wait_s <= 3600:
-        raise Refused(f"the canary waits {canary.wait_s} s; SageMaker takes 0 to 3600")
-    if instances < 2:
-        raise Refused(
-            f"a canary of {canary.percent} % needs at least 2 instances, but initial_instance_count is {instances}; "
-            "raise it, or leave out the canary: alarms undo an all-at-once update too"
-        )
+    check_canary(canary, instances)
     if not alarms:
         raise Refused(
             "a canary without rollback_alarms proves nothing: no alarm would stop the update; give the alarms, or "

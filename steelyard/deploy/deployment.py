@@ -162,7 +162,7 @@ def check_serving(aws: Aws, environment: Environment, release: Release, name: st
         for each in resources
         if each["ResourceType"] == "AWS::SageMaker::EndpointConfig"
     ]
-    digest = release.image(declared.kind, declared.machine).digest
+    digest = release.image(declared.kind, declared.hardware).digest
     images = [
         image["ResolvedImage"].rpartition("@")[2]
         for variant in serving.get("ProductionVariants", ())
@@ -240,5 +240,5 @@ def models_of(environment: Environment, release: Release) -> list[ReleasedModel]
 
 def image_digests(environment: Environment, release: Release) -> list[str]:
     """Digests of our images that the endpoints of an environment run, each once."""
-    machines = {each.machine for each in environment.endpoints.values() if each.kind == "decision"}
+    machines = {each.hardware for each in environment.endpoints.values() if each.kind == "decision"}
     return sorted({release.image("decision", machine).digest for machine in machines})

@@ -14,6 +14,7 @@ from steelyard.deploy.prices import HOURS_PER_MONTH, ask_prices
 from steelyard.environments.schema import CreatedNetwork, Endpoint, Environment
 from steelyard_base.checks import Check, Level
 from steelyard_base.exit_codes import CommandError
+from steelyard_constructs.declared_endpoint import instance_types
 
 _QUOTA = " for endpoint usage"
 
@@ -46,10 +47,9 @@ class Quota:
     code: str
 
 
-def instance_types(endpoint: Endpoint) -> tuple[str, ...]:
-    """Its instance types, first choice first."""
-    pool = sorted(endpoint.pool or (), key=lambda each: each.priority)
-    return tuple(each.instance_type for each in pool) or ((endpoint.instance_type,) if endpoint.instance_type else ())
+def type_names(endpoint: Endpoint) -> tuple[str, ...]:
+    """Return the names of its instance types, first choice first."""
+    return tuple(each.name for each in instance_types(endpoint, region=None))
 
 
 def most_instances(endpoint: Endpoint) -> int:
@@ -64,7 +64,7 @@ def demands(environment: Environment) -> dict[str, Demand]:
     first: Counter[str] = Counter()
     most: Counter[str] = Counter()
     for endpoint in environment.endpoints.values():
-        types = instance_types(endpoint)
+        types = type_names(endpoint)
         first[types[0]] += endpoint.instances
         for name in types:
             most[name] += 2 * most_instances(endpoint)
@@ -203,7 +203,7 @@ def zone_checks(aws: Aws, environment: Environment, zones: int) -> Iterator[Chec
     # Fn::GetAZs gives them in the order of their names.
     taken = there[:zones]
     yield Check(name="zones", level=Level.OK, finding=", ".join(taken))
-    for name in sorted({name for each in environment.endpoints.values() for name in instance_types(each)}):
+    for name in sorted({name for each in environment.endpoints.values() for name in type_names(each)}):
         yield offering_check(aws, name, taken)
 
 
@@ -235,7 +235,7 @@ def offering_check(aws: Aws, instance_type: str, zones: list[str]) -> Check:
 
 def known_prices(aws: Aws, environment: Environment) -> dict[str, Decimal]:
     """Prices of an environment's instance types by AWS's Price List; none where it cannot be asked."""
-    types = sorted({name for each in environment.endpoints.values() for name in instance_types(each)})
+    types = sorted({name for each in environment.endpoints.values() for name in type_names(each)})
     try:
         return ask_prices(aws, types)
     except CommandError:
@@ -250,7 +250,7 @@ def cost_checks(environment: Environment, prices: Mapping[str, Decimal]) -> Iter
 
 def cost_check(name: str, endpoint: Endpoint, prices: Mapping[str, Decimal]) -> Check:
     """The finding for one endpoint; a pool is priced at its first choice."""
-    title, kind = f"cost of {name}", instance_types(endpoint)[0]
+    title, kind = f"cost of {name}", type_names(endpoint)[0]
     if kind not in prices:
         return Check(
             name=title,

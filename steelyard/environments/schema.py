@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, NoReturn, Self
 
@@ -18,53 +19,22 @@ from pydantic import Field, field_validator, model_validator
 from steelyard.environments.bucket_names import bucket_name_fault
 from steelyard.environments.container_settings import setting_faults
 from steelyard_base.exit_codes import CommandError
-from steelyard_base.strict import Listed, Strict
+from steelyard_base.strict import Listed, Named, Strict
 from steelyard_constructs.container_variables import (
     PORT_NAMES,
     decision_port_faults,
     decision_variables,
     variable_faults,
 )
-from steelyard_constructs.hardware import (
-    DEFAULT_AMI,
-    Hardware,
-    InstanceType,
-    PooledInstance,
-    check_instances,
-    check_scalable,
-    check_threads,
-)
+from steelyard_constructs.declared_endpoint import Check, DeclaredEndpoint, Name, check_gpu_layers, endpoint_checks
+from steelyard_constructs.hardware import Hardware
 from steelyard_constructs.images import ImageReference
+from steelyard_constructs.log_retention import check_log_retention
+from steelyard_constructs.model_artifact import HubModel
 from steelyard_constructs.numeric import LARGEST
 from steelyard_constructs.refusal import Refused
+from steelyard_constructs.thresholds import LATENCY_ALARM_MS
 
-LOG_RETENTION_DAYS = (
-    1,
-    3,
-    5,
-    7,
-    14,
-    30,
-    60,
-    90,
-    120,
-    150,
-    180,
-    365,
-    400,
-    545,
-    731,
-    1096,
-    1827,
-    2192,
-    2557,
-    2922,
-    3288,
-    3653,
-)
-"""What CloudWatch Logs accepts, in days."""
-
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$", max_length=24)]
 AccountId = Annotated[str, Field(pattern=r"^[0-9]{12}$")]
 RegionName = Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$")]
 Email = Annotated[str, Field(pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$", max_length=254)]
@@ -184,9 +154,7 @@ class Builds(Strict):
     models: Annotated[
         Listed[str], Field(description="Models of the catalogue that can be fetched into the bucket.")
     ] = ()
-    images: Annotated[
-        Listed[Literal["cpu", "graviton", "cuda"]], Field(description="Hardware for which our image can be built.")
-    ] = ()
+    images: Annotated[Listed[Named[Hardware]], Field(description="Hardware for which our image can be built.")] = ()
     roles: Annotated[
         Mapping[Name, str],
         Field(description="Model of each role in a release that is built here; needed where models has more than one."),
@@ -201,56 +169,6 @@ class Builds(Strict):
                     f"{', '.join(self.models) or 'none'}"
                 )
         return self
-
-
-class Schedule(Strict):
-    """Other limits of the instance count from a point in time on."""
-
-    name: Annotated[Name, Field(description="Unique within the endpoint.")]
-    cron: Annotated[str, Field(pattern=r"^cron\(.+\)$", description="When, such as cron(0 7 ? * MON-FRI *).")]
-    time_zone: Annotated[str, Field(description="Whose clock it goes by.")] = "Etc/UTC"
-    min_instances: Annotated[Count, Field(description="From then on at least so many.")]
-    max_instances: Annotated[Count, Field(description="From then on at most so many.")]
-
-
-class Scaling(Strict):
-    """Automatic scaling of the instance count on the requests in progress."""
-
-    min_instances: Annotated[Count, Field(description="At least so many instances.")]
-    max_instances: Annotated[Count, Field(description="At most so many instances.")]
-    target_concurrency: Annotated[
-        float, Field(gt=0, description="Requests in progress per instance that scaling aims at.")
-    ]
-    schedules: Annotated[Listed[Schedule], Field(description="Other limits at other times.")] = ()
-
-    @model_validator(mode="after")
-    def _bounded(self) -> Scaling:
-        for name, low, high in [
-            ("scaling", self.min_instances, self.max_instances),
-            *((f"schedule {each.name!r}", each.min_instances, each.max_instances) for each in self.schedules),
-        ]:
-            if low == 0:
-                raise ValueError(
-                    f"{name} has min_instances 0: an endpoint without inference components cannot scale to zero; set "
-                    "min_instances to 1 or more, or destroy the endpoint's stack when it is not needed"
-                )
-            if low > high:
-                raise ValueError(f"{name} has min_instances {low} above max_instances {high}; swap or change them")
-        names = [each.name for each in self.schedules]
-        if twice := {each for each in names if names.count(each) > 1}:
-            raise ValueError(f"the schedule name {sorted(twice)[0]!r} is given twice; give each schedule its own")
-        return self
-
-
-class Canary(Strict):
-    """How an update reaches the traffic: a share first, and back if an alarm goes off."""
-
-    percent: Annotated[
-        int, Field(ge=1, le=50, description="Share of the instances that is updated first, in percent.")
-    ] = 10
-    wait_s: Annotated[
-        int, Field(ge=60, le=3600, description="How long the alarms are watched before the rest follows, in seconds.")
-    ] = 300
 
 
 class Caller(Strict):
@@ -282,83 +200,27 @@ class Caller(Strict):
         return self
 
 
-class Hub(Strict):
-    """A model that the published chat container fetches from a hub itself. Network isolation is off then."""
-
-    repository: Annotated[str, Field(description="Repository on the hub, OWNER/NAME.")]
-    file: Annotated[str, Field(description="The GGUF file in it.")]
-    bytes: Annotated[Positive, Field(description="Its size in bytes, from which the timeouts are derived.")]
+_NO_CALLER = Caller()
 
 
-class Place(Strict):
-    """One instance type of a pool."""
-
-    instance_type: Annotated[str, Field(description="Such as ml.g6e.xlarge.")]
-    priority: Annotated[int, Field(description="1 is tried first; 1 to 5, each once.")]
-
-
-class Endpoint(Strict):
+@dataclass(frozen=True, kw_only=True)
+class Endpoint(DeclaredEndpoint):
     """One endpoint, with a stack of its own."""
 
     kind: Annotated[
         Literal["chat", "decision"], Field(description="`chat`: the published container; `decision`: our server.")
     ]
-    hardware: Annotated[
-        Literal["cpu", "graviton", "cuda"], Field(description="x86 processors, Arm processors, or NVIDIA GPUs.")
-    ]
-    instance_type: Annotated[str | None, Field(description="The only instance type. Either this or a pool.")] = None
-    instance_pool: Annotated[
-        Listed[Place], Field(description="Instance types in order of preference. Either this or one type.")
-    ] = ()
-    instances: Annotated[
-        Positive,
-        Field(description="Instances; with scaling, those of the first deployment, which it changes later."),
-    ] = 1
     model: Annotated[Name | None, Field(description="Role of its model in the release; its kind unless set.")] = None
-    hub: Annotated[Hub | None, Field(description="For chat: a model from a hub instead of the release's.")] = None
-    threads: Annotated[Positive | None, Field(description="Threads of llama.cpp; every physical core unless set.")] = (
-        None
-    )
-    gpu_layers: Annotated[int, Field(ge=-1, le=LARGEST, description="Layers of the model on the GPU; -1 for all.")] = 0
-    inference_ami: Annotated[
-        str | None, Field(description=f"AMI of GPU instances; {DEFAULT_AMI} (driver 580) unless set.")
-    ] = None
-    environment: Annotated[
-        Mapping[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], str],
-        Field(description="Settings of the container: STEELYARD_* for decisions, SM_LLAMA_CPP_* for chat."),
-    ] = Field(default_factory=dict)
-    scaling: Annotated[Scaling | None, Field(description="Automatic scaling; a fixed instance count without it.")] = (
-        None
-    )
-    startup_timeout_s: Annotated[
-        Seconds | None, Field(description="Longest until the container is healthy; from the model's size unless set.")
-    ] = None
-    download_timeout_s: Annotated[
-        Seconds | None, Field(description="Longest that fetching the model may take; from the model's size unless set.")
-    ] = None
-    canary: Annotated[
-        Canary | None, Field(description="Updates reach a share of the instances first; all at once without it.")
-    ] = None
+    hub: Annotated[HubModel | None, Field(description="For chat: a model from a hub instead of the release's.")] = None
     latency_alarm_ms: Annotated[
-        Positive | None,
-        Field(description="Alarm when one request in twenty takes longer in the container; 30000 unless set."),
-    ] = None
-    caller: Annotated[Caller, Field(description="The role that calls it, and who may assume it.")] = Caller()
+        Positive, Field(description="Alarm when one request in twenty takes longer in the container.")
+    ] = LATENCY_ALARM_MS
+    caller: Annotated[Caller, Field(description="The role that calls it, and who may assume it.")] = _NO_CALLER
 
     @property
     def role(self) -> str:
         """Role of its model in the release."""
         return self.model or self.kind
-
-    @property
-    def machine(self) -> Hardware:
-        """Its hardware, as the constructs know it."""
-        return Hardware(self.hardware)
-
-    @property
-    def pool(self) -> tuple[PooledInstance, ...]:
-        """Its instance pool, as the constructs know it."""
-        return tuple(PooledInstance(each.instance_type, each.priority) for each in self.instance_pool)
 
 
 class Alarms(Strict):
@@ -419,10 +281,7 @@ class Environment(Strict):
     @field_validator("log_retention_days")
     @classmethod
     def _offered(cls, value: int) -> int:
-        if value not in LOG_RETENTION_DAYS:
-            raise ValueError(
-                f"CloudWatch cannot keep logs for {value} days; use one of {', '.join(map(str, LOG_RETENTION_DAYS))}"
-            )
+        check_log_retention(value)
         return value
 
     @model_validator(mode="after")
@@ -467,9 +326,7 @@ class Environment(Strict):
         return f"Steelyard-{self.name}-{part}"
 
 
-def endpoint_faults(
-    endpoints: Mapping[str, Endpoint], checks: Callable[[Endpoint], Iterator[Callable[[], object]]]
-) -> list[str]:
+def endpoint_faults(endpoints: Mapping[str, Endpoint], checks: Callable[[Endpoint], Iterator[Check]]) -> list[str]:
     """Return a sentence, headed by the endpoint's name, for each check that refuses.
 
     Args:
@@ -483,52 +340,17 @@ def endpoint_faults(
                 check()
             except (Refused, CommandError) as error:
                 faults.append(f"endpoints.{name}: {error}")
-    return faults
+    # An instance type that is none breaks each rule about it.
+    return list(dict.fromkeys(faults))
 
 
-def _own_checks(environment: Environment, endpoint: Endpoint) -> Iterator[Callable[[], object]]:
-    """What can be said about an endpoint without the release. Each check raises a sentence."""
-    yield lambda: check_threads(endpoint.threads, instance_types(environment.region, endpoint))
-    if endpoint.scaling is not None:
-        yield lambda: check_scalable(instance_types(environment.region, endpoint))
-    yield lambda: _check_gpu(endpoint)
+def _own_checks(environment: Environment, endpoint: Endpoint) -> Iterator[Check]:
+    """Yield what can be checked of an endpoint without the release."""
+    yield from endpoint_checks(endpoint, region=environment.region)
+    yield lambda: check_gpu_layers(endpoint.gpu_layers, endpoint.hardware, needed=endpoint.kind == "decision")
     yield lambda: _check_model_source(environment, endpoint)
-    yield lambda: _check_count(endpoint)
     for fault in _variable_faults(endpoint):
         yield partial(_refuse, fault)
-
-
-def instance_types(region: str, endpoint: Endpoint) -> tuple[InstanceType, ...]:
-    """Return the instance types of an endpoint, in order of preference.
-
-    Raises:
-        Refused: SageMaker has no such type, or not there, or its hardware is another.
-    """
-    return check_instances(
-        instance_type=endpoint.instance_type,
-        instance_pool=endpoint.pool,
-        hardware=endpoint.machine,
-        region=region,
-    )
-
-
-def _check_gpu(endpoint: Endpoint) -> None:
-    if endpoint.machine is Hardware.CUDA:
-        if endpoint.kind == "decision" and endpoint.gpu_layers == 0:
-            raise Refused(
-                "a decision endpoint on 'cuda' has gpu_layers 0, so its GPU would stay idle; set it to -1 for all"
-            )
-        return
-    if endpoint.gpu_layers:
-        raise Refused(
-            f"gpu_layers is {endpoint.gpu_layers}, but {endpoint.hardware!r} instances have no GPU; remove it, or set "
-            "hardware to 'cuda'"
-        )
-    if endpoint.inference_ami:
-        raise Refused(
-            f"inference_ami is {endpoint.inference_ami!r}, which is for GPU instances, but hardware is "
-            f"{endpoint.hardware!r}; remove it"
-        )
 
 
 def _check_model_source(environment: Environment, endpoint: Endpoint) -> None:
@@ -545,19 +367,6 @@ def _check_model_source(environment: Environment, endpoint: Endpoint) -> None:
         )
 
 
-def _check_count(endpoint: Endpoint) -> None:
-    if endpoint.canary and endpoint.instances < 2:
-        raise Refused(
-            f"a canary of {endpoint.canary.percent} % needs 2 instances or more, but instances is "
-            f"{endpoint.instances}; raise it, or remove canary: alarms undo an update of all instances at once too"
-        )
-    if (limits := endpoint.scaling) and not limits.min_instances <= endpoint.instances <= limits.max_instances:
-        raise Refused(
-            f"instances is {endpoint.instances}, outside scaling's {limits.min_instances} to {limits.max_instances}; "
-            "set it within"
-        )
-
-
 def _refuse(fault: str) -> NoReturn:
     raise Refused(fault)
 
@@ -568,7 +377,10 @@ def _variable_faults(endpoint: Endpoint) -> Iterator[str]:
     if endpoint.kind == "chat":
         yield from variable_faults({}, given)
         return
-    own = decision_variables(gpu_layers=endpoint.gpu_layers, threads=endpoint.threads)
+    try:
+        own = decision_variables(gpu_layers=endpoint.gpu_layers, threads=endpoint.threads)
+    except Refused:
+        return  # The rules about these two say so.
     yield from variable_faults(own, given)
     yield from decision_port_faults(given)
     # What was refused above is not told twice.

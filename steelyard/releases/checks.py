@@ -108,7 +108,7 @@ def findings(
             yield _finding(f"model {role} ({model.name})", used, model_faults(aws, model, bucket=bucket, deep=deep))
     for kind, images in release.images.items():
         for hardware, image in images.items():
-            used = (kind, hardware) in {(each.kind, each.machine) for each in environment.endpoints.values()}
+            used = (kind, hardware) in {(each.kind, each.hardware) for each in environment.endpoints.values()}
             # A sample's published container stands for none: there is no registry that could have it.
             if (used_only and not used) or (release.sample and kind == "chat"):
                 continue

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from steelyard.environments.schema import Endpoint, Environment, endpoint_faults, instance_types
+from steelyard.environments.schema import Endpoint, Environment, endpoint_faults
 from steelyard.releases.manifest import Release
 from steelyard_base.exit_codes import CommandError, ExitCode
-from steelyard_constructs.hardware import DEFAULT_AMI, check_ami
-from steelyard_constructs.images import ImageReference, check_image
+from steelyard_constructs.declared_endpoint import Check, check_endpoint_image
+from steelyard_constructs.images import ImageReference
 
 
 def check_release(environment: Environment, release: Release) -> None:
@@ -33,21 +33,17 @@ def image_of(environment: Environment, endpoint: Endpoint, release: Release) -> 
     Raises:
         CommandError: The release has none for this kind and hardware.
     """
-    image = release.image(endpoint.kind, endpoint.machine)
+    image = release.image(endpoint.kind, endpoint.hardware)
     if endpoint.kind == "chat":
         return image.published(account=environment.images.chat_account)
     return image.ours(repository=environment.repository_name, account=environment.images.account)
 
 
-def _checks(environment: Environment, endpoint: Endpoint, release: Release) -> Iterator[Callable[[], object]]:
+def _checks(environment: Environment, endpoint: Endpoint, release: Release) -> Iterator[Check]:
     yield lambda: _check_image(environment, endpoint, release)
     if endpoint.hub is None:
         yield lambda: release.model(endpoint.role)
 
 
 def _check_image(environment: Environment, endpoint: Endpoint, release: Release) -> None:
-    image = image_of(environment, endpoint, release)
-    check_image(image, endpoint.machine)
-    if image.cuda is not None:
-        types = instance_types(environment.region, endpoint)
-        check_ami(endpoint.inference_ami or DEFAULT_AMI, cuda=image.cuda, instance_types=types)
+    check_endpoint_image(endpoint, image_of(environment, endpoint, release), region=environment.region)

@@ -47,7 +47,7 @@ def plan_for(
     asked = dict(models or {})
     served = [each for meant in (environment, *targets) for each in meant.endpoints.values()]
     roles = {each.role for each in served if each.hub is None} | asked.keys()
-    hardware = {each.machine for each in served if each.kind == "decision"} | set(images)
+    hardware = {each.hardware for each in served if each.kind == "decision"} | set(images)
     if not roles and not hardware:
         raise CommandError(
             f"the environment {environment.name!r} has no endpoints, so there is nothing to put into a release",
@@ -71,7 +71,7 @@ def plan_for(
     return Plan(
         models={role: _model_of(environment, role, asked) for role in sorted(roles)},
         images=tuple(sorted(hardware)),
-        published=tuple(sorted({each.machine for each in served if each.kind == "chat"})),
+        published=tuple(sorted({each.hardware for each in served if each.kind == "chat"})),
     )
 
 

@@ -58,8 +58,8 @@ class Scene:
 ROLES = {
     "execution": (DECISION_STACK, "EndpointExecutionRole"),
     "caller": (DECISION_STACK, "CallerRole"),
-    "model build": (BUILDS, "Modelgemma3270mBuildRole"),
-    "image build": (BUILDS, "ImagecpuBuildRole"),
+    "model build": (BUILDS, "Modelgemma3270mRole"),
+    "image build": (BUILDS, "ImagecpuRole"),
     "bucket emptier": (ARTIFACTS, "StoreEmptierRole"),
 }
 

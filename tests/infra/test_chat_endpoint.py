@@ -11,6 +11,7 @@ from aws_cdk import aws_logs as logs
 from aws_cdk.assertions import Annotations, Match, Template
 
 from steelyard_constructs.chat_endpoint import ChatEndpoint, ChatFlags
+from steelyard_constructs.endpoint import EndpointProps
 from steelyard_constructs.hardware import Architecture, Hardware
 from steelyard_constructs.images import ImageReference
 from steelyard_constructs.model_artifact import HubModel, ModelArtifact
@@ -43,8 +44,9 @@ def new_stack(region: str | None = "eu-west-1") -> cdk.Stack:
 
 def endpoint(stack: cdk.Stack, **changes: Any) -> ChatEndpoint:
     """A chat endpoint on x86 processors, with changes."""
-    props = {"endpoint_name": "chat", "model": MODEL, **ON_CPU, **changes}
-    return ChatEndpoint(stack, "Chat", **props)
+    given = {"endpoint_name": "chat", "model": MODEL, **ON_CPU, **changes}
+    model, flags = given.pop("model"), given.pop("flags", None)
+    return ChatEndpoint(stack, "Chat", model=model, props=EndpointProps(**given), flags=flags)
 
 
 def model(region: str = "eu-west-1", **changes: Any) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def test_the_example_of_the_flags_is_right():
 @pytest.mark.parametrize("on", [ON_CPU, ON_GRAVITON, ON_GPU], ids=["cpu", "graviton", "cuda"])
 def test_no_finding_of_cdk_nag_or_cfn_lint(on, nag_findings, lint_findings):
     stack = new_stack()
-    ChatEndpoint(stack, "Chat", endpoint_name="chat", model=MODEL, flags=ChatFlags(ctx_size=8192), **on)
+    endpoint(stack, flags=ChatFlags(ctx_size=8192), **on)
     assert nag_findings(stack) == []
     assert lint_findings(stack) == []
 
@@ -219,7 +221,7 @@ def test_a_model_in_s3_gets_no_warning():
 
 def test_what_the_kinds_have_in_common_works_here_too():
     stack = new_stack()
-    made = endpoint(stack, log_retention=logs.RetentionDays.ONE_DAY, initial_instance_count=3)
+    made = endpoint(stack, log_retention=logs.RetentionDays.ONE_DAY, instances=3)
     template = Template.from_stack(stack)
     template.has_resource_properties(
         "AWS::Logs::LogGroup", {"LogGroupName": "/aws/sagemaker/Endpoints/chat", "RetentionInDays": 1}
@@ -273,13 +275,15 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"flags": ChatFlags(ctx_size=1), "environment": {"SM_LLAMA_CPP_CTX_SIZE": "2"}},
         ["the environment sets SM_LLAMA_CPP_CTX_SIZE", "use the endpoint's own setting"],
     ),
-    "layers on a GPU that is not there": ({"gpu_layers": -1}, ["gpu_layers is -1 on a 'cpu' endpoint", "leave it out"]),
+    "layers on a GPU that is not there": (
+        {"gpu_layers": -1},
+        ["gpu_layers is -1, but 'cpu' instances have no GPU", "leave it out"],
+    ),
     "fewer layers than none": ({**ON_GPU, "gpu_layers": -2}, ["gpu_layers is -2", "set -1 for all layers"]),
     "the CPU container on a GPU": (
         {**ON_GPU, "image": ON_CPU["image"]},
         ["'llama-cpp' has no CUDA", "use a CUDA image"],
     ),
-    "no instances": ({"initial_instance_count": 0}, ["initial_instance_count is 0"]),
 }
 
 

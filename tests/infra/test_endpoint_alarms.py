@@ -11,13 +11,15 @@ from aws_cdk import aws_sns as sns
 from aws_cdk.assertions import Template
 
 from steelyard_constructs.decision_endpoint import DecisionEndpoint
-from steelyard_constructs.endpoint_alarms import EndpointAlarms, Thresholds
+from steelyard_constructs.endpoint import EndpointProps
+from steelyard_constructs.endpoint_alarms import EndpointAlarms
 from steelyard_constructs.endpoint_dashboard import EndpointDashboard, Shown
 from steelyard_constructs.hardware import Hardware
 from steelyard_constructs.images import ImageReference
 from steelyard_constructs.model_artifact import ModelArtifact
 from steelyard_constructs.refusal import Refused
 from steelyard_constructs.rollback_alarms import RollbackAlarms
+from steelyard_constructs.thresholds import Thresholds
 
 SERVICE, INSTANCES, ABOVE = "AWS/SageMaker", "/aws/sagemaker/Endpoints", "GreaterThanThreshold"
 DIMENSIONS = [{"Name": "EndpointName", "Value": "decisions"}, {"Name": "VariantName", "Value": "primary"}]
@@ -114,7 +116,7 @@ def test_unanswered_is_what_failed_without_a_status_of_the_container(stack):
 
 
 def test_thresholds_can_be_set(stack):
-    alarms(stack, thresholds=Thresholds(failure_percent=1, latency_p95_ms=250, server_errors=3))
+    alarms(stack, thresholds=Thresholds(failure_percent=1, latency_alarm_ms=250, server_errors=3))
     made = by_id(stack)
     assert made["Failures"]["Threshold"] == 1
     assert made["Latency"]["Threshold"] == 250_000
@@ -144,12 +146,14 @@ def test_an_update_is_undone_by_what_the_new_instances_do_and_by_nothing_else(st
     DecisionEndpoint(
         stack,
         "Decisions",
-        endpoint_name="decisions",
         model=ModelArtifact("models", "qwen/0123/", 10**9),
-        image=ImageReference("steelyard", "sha256:" + "a1" * 32),
-        hardware=Hardware.CPU,
-        instance_type="ml.c7i.xlarge",
-        rollback_alarms=lambda metrics: RollbackAlarms(stack, "Rollback", metrics=metrics).all,
+        props=EndpointProps(
+            endpoint_name="decisions",
+            image=ImageReference("steelyard", "sha256:" + "a1" * 32),
+            hardware=Hardware.CPU,
+            instance_type="ml.c7i.xlarge",
+            rollback_alarms=lambda metrics: RollbackAlarms(stack, "Rollback", metrics=metrics).all,
+        ),
     )
     template = Template.from_stack(stack)
     (made,) = template.find_resources("AWS::SageMaker::Endpoint").values()
@@ -184,7 +188,7 @@ def test_no_finding_of_cdk_nag_or_cfn_lint(stack, nag_findings, lint_findings):
         ({"memory_percent": -1}, "the threshold memory_percent is -1; set more than 0"),
         ({"server_errors": 0}, "the threshold server_errors is 0; set more than 0"),
         ({"unanswered": 0}, "the threshold unanswered is 0; set more than 0"),
-        ({"latency_p95_ms": float("nan")}, "the threshold latency_p95_ms is nan; give a finite number"),
+        ({"latency_alarm_ms": float("nan")}, "the threshold latency_alarm_ms is nan; give a finite number"),
     ],
 )
 def test_a_threshold_that_means_nothing_is_refused(stack, changes, sentence):

@@ -17,6 +17,7 @@ from aws_cdk.assertions import Template
 from steelyard.build_programs.image import from_environment
 from steelyard_base.exit_codes import CommandError
 from steelyard_constructs.artifact_store import ArtifactStore
+from steelyard_constructs.build_project import BuildProps
 from steelyard_constructs.hardware import Architecture
 from steelyard_constructs.image_build import ImageBuild
 from steelyard_constructs.image_repository import ImageRepository
@@ -47,9 +48,8 @@ def make(
         artifacts=store.bucket,
         base=base,
         llama_cpp=llama_cpp,
-        source=source,
-        buildspec=BUILDSPEC,
         dockerfile=dockerfile,
+        props=BuildProps(source=source, buildspec=BUILDSPEC),
     )
 
 
@@ -164,7 +164,7 @@ def test_the_list_of_what_is_in_an_image_is_never_overwritten(stack, at_root):
     (policy,) = [
         each["Properties"]["PolicyDocument"]["Statement"]
         for name, each in Template.from_stack(stack).find_resources("AWS::IAM::Policy").items()
-        if "ImageBuildRole" in name
+        if "ImageRole" in name
     ]
     by_sid = {statement["Sid"]: statement for statement in policy}
     refused = by_sid["NeverOverwrite"]

@@ -119,13 +119,13 @@ REFUSED = {
     "a hub file that is no GGUF": (lambda: HubModel("a/b", "model", GB), ["'model' is not a GGUF file"]),
     "a hub file without bytes": (lambda: HubModel("a/b", "a.gguf", 0), ["'a.gguf' has 0 bytes", "give its size"]),
     "a timeout below what SageMaker takes": (
-        lambda: timeout("startup_timeout", given=59, derived=0),
-        ["startup_timeout of 59 s is outside the 60 to 3600 s", "set it within"],
+        lambda: timeout("startup_timeout_s", given=59, derived=0),
+        ["startup_timeout_s of 59 s is outside the 60 to 3600 s", "set it within"],
     ),
-    "a timeout above": (lambda: timeout("startup_timeout", given=3601, derived=0), ["of 3601 s is outside"]),
+    "a timeout above": (lambda: timeout("startup_timeout_s", given=3601, derived=0), ["of 3601 s is outside"]),
     "a model too large to load in time": (
-        lambda: timeout("startup_timeout", given=None, derived=ModelArtifact("m", "k/", 200 * GB).startup_seconds()),
-        ["startup_timeout of 5220 s, derived from the model's size,", "use a smaller model"],
+        lambda: timeout("startup_timeout_s", given=None, derived=ModelArtifact("m", "k/", 200 * GB).startup_seconds()),
+        ["startup_timeout_s of 5220 s, derived from the model's size,", "use a smaller model"],
     ),
     "a model too large for a volume": (
         lambda: volume_gib(ModelArtifact("m", "k/", 200 * GB)),
@@ -169,7 +169,7 @@ def test_timeouts_follow_the_models_size(source, download, startup):
     ("given", "derived", "seconds"), [(None, 121, 180), (None, 120, 120), (None, 60, 60), (90, 500, 90)]
 )
 def test_a_timeout_is_what_was_set_or_whole_minutes(given, derived, seconds):
-    assert timeout("startup_timeout", given=given, derived=derived) == seconds
+    assert timeout("startup_timeout_s", given=given, derived=derived) == seconds
 
 
 def test_the_volume_holds_the_model_three_times():

@@ -15,6 +15,7 @@ from aws_cdk import aws_s3_assets as s3_assets
 from aws_cdk.assertions import Template
 
 from steelyard_constructs.artifact_store import ArtifactStore
+from steelyard_constructs.build_project import BuildProps
 from steelyard_constructs.model_build import ModelBuild
 from steelyard_constructs.refusal import Refused
 
@@ -25,7 +26,13 @@ BUILDSPEC = Path("images/model.buildspec.yml")
 def build(stack: cdk.Stack, at_root: Path) -> ModelBuild:
     store = ArtifactStore(stack, "Store", removal_policy=cdk.RemovalPolicy.RETAIN)
     source = s3_assets.Asset(stack, "Source", path="models")
-    return ModelBuild(stack, "Model", artifacts=store.bucket, source=source, buildspec=BUILDSPEC, model="gemma-3-270m")
+    return ModelBuild(
+        stack,
+        "Model",
+        artifacts=store.bucket,
+        model="gemma-3-270m",
+        props=BuildProps(source=source, buildspec=BUILDSPEC),
+    )
 
 
 def project(stack: cdk.Stack) -> dict[str, Any]:
@@ -46,9 +53,8 @@ def test_no_finding_when_the_bucket_is_another_stacks(at_root, nag_findings):
         user,
         "Model",
         artifacts=store.bucket,
-        source=s3_assets.Asset(user, "Source", path="models"),
-        buildspec=BUILDSPEC,
         model="gemma-3-270m",
+        props=BuildProps(source=s3_assets.Asset(user, "Source", path="models"), buildspec=BUILDSPEC),
     )
     Template.from_stack(user)
     assert nag_findings(app) == []
@@ -141,10 +147,8 @@ def test_it_may_use_the_key_of_the_bucket_to_write(stack, at_root, allowed, nag_
         stack,
         "Model",
         artifacts=store.bucket,
-        source=source,
-        buildspec=BUILDSPEC,
         model="gemma-3-270m",
-        encryption_key=key,
+        props=BuildProps(source=source, buildspec=BUILDSPEC, encryption_key=key),
     )
     assert {action for action, _ in allowed(stack) if action.startswith("kms:")} == {
         "kms:Decrypt",
@@ -160,7 +164,9 @@ def test_a_model_that_cannot_be_part_of_a_key_is_refused(stack, at_root, model):
     store = ArtifactStore(stack, "Store", removal_policy=cdk.RemovalPolicy.RETAIN)
     source = s3_assets.Asset(stack, "Source", path="models")
     with pytest.raises(Refused, match="cannot be part of a key"):
-        ModelBuild(stack, "Model", artifacts=store.bucket, source=source, buildspec=BUILDSPEC, model=model)
+        ModelBuild(
+            stack, "Model", artifacts=store.bucket, model=model, props=BuildProps(source=source, buildspec=BUILDSPEC)
+        )
 
 
 @pytest.mark.parametrize(("text", "message"), [(None, "does not exist"), ("version: 0.1\n", "no line `version: 0.2`")])
@@ -171,4 +177,10 @@ def test_an_unusable_buildspec_is_refused(stack, at_root, tmp_path, text, messag
     store = ArtifactStore(stack, "Store", removal_policy=cdk.RemovalPolicy.RETAIN)
     source = s3_assets.Asset(stack, "Source", path="models")
     with pytest.raises(Refused, match=message):
-        ModelBuild(stack, "Model", artifacts=store.bucket, source=source, buildspec=path, model="gemma-3-270m")
+        ModelBuild(
+            stack,
+            "Model",
+            artifacts=store.bucket,
+            model="gemma-3-270m",
+            props=BuildProps(source=source, buildspec=path),
+        )

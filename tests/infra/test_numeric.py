@@ -14,8 +14,10 @@ from steelyard_constructs.artifact_store import ArtifactStore
 from steelyard_constructs.chat_endpoint import ChatFlags
 from steelyard_constructs.cost_budget import CostBudget
 from steelyard_constructs.decision_endpoint import DecisionEndpoint
-from steelyard_constructs.endpoint_alarms import EndpointAlarms, Thresholds
-from steelyard_constructs.endpoint_scaling import EndpointScaling, Schedule
+from steelyard_constructs.declared_endpoint import Canary, Scaling, Schedule
+from steelyard_constructs.endpoint import EndpointProps
+from steelyard_constructs.endpoint_alarms import EndpointAlarms
+from steelyard_constructs.endpoint_scaling import EndpointScaling
 from steelyard_constructs.hardware import DEFAULT_AMI, Hardware, InstanceType, PooledInstance, check_ami
 from steelyard_constructs.image_repository import ImageRepository
 from steelyard_constructs.images import ImageReference
@@ -23,34 +25,32 @@ from steelyard_constructs.isolated_network import IsolatedNetwork
 from steelyard_constructs.model_artifact import HubModel, ModelArtifact
 from steelyard_constructs.numeric import LARGEST, check_finite, check_whole
 from steelyard_constructs.refusal import Refused
-from steelyard_constructs.rollout import Canary
+from steelyard_constructs.thresholds import Thresholds
 
 DIGEST = "sha256:" + "0" * 64
 DESTROY = cdk.RemovalPolicy.DESTROY
 Make = Callable[[cdk.Stack, Any], object]
 
 
-def scaled(**changes: Any) -> Make:
-    given = {"endpoint_name": "e", "variant_name": "v", "min_capacity": 1, "max_capacity": 4, "target_concurrency": 2}
-    name = next(iter(changes))
-    make = changes[name]
-    return lambda stack, n: EndpointScaling(stack, "S", **{**given, name: make(n)})
+def scaled(name: str, make: Callable[[Any], Any] = lambda n: n) -> Make:
+    def scale(stack: cdk.Stack, n: Any) -> object:
+        limits = {"min_instances": 1, "max_instances": 4, "target_concurrency": 2, name: make(n)}
+        more = {each: limits.pop(each) for each in list(limits) if each.endswith("cooldown_s")}
+        return EndpointScaling(stack, "S", endpoint_name="e", variant_name="v", scaling=Scaling(**limits), **more)
+
+    return scale
 
 
 def endpoint(name: str, make: Callable[[Any], Any] = lambda n: n, **more: Any) -> Make:
     given = {
         "endpoint_name": "e",
-        "model": ModelArtifact("models", "m/", 1),
         "image": ImageReference("steelyard", DIGEST),
         "hardware": Hardware.CPU,
         "instance_type": "ml.c7i.xlarge",
         **more,
     }
-    return lambda stack, n: DecisionEndpoint(stack, "E", **{**given, name: make(n)})
-
-
-def same(n: Any) -> Any:
-    return n
+    model = ModelArtifact("models", "m/", 1)
+    return lambda stack, n: DecisionEndpoint(stack, "E", model=model, props=EndpointProps(**{**given, name: make(n)}))
 
 
 WHOLE: dict[str, Make] = {
@@ -59,27 +59,27 @@ WHOLE: dict[str, Make] = {
     "keep_images": lambda stack, n: ImageRepository(stack, "R", removal_policy=DESTROY, keep_images=n),
     "zones": lambda stack, n: IsolatedNetwork(stack, "N", removal_policy=DESTROY, zones=n),
     "monthly_usd": lambda stack, n: CostBudget(stack, "B", monthly_usd=n, tag=("a", "b"), emails=["a@example.com"]),
-    "min_capacity": scaled(min_capacity=same),
-    "max_capacity": scaled(max_capacity=same),
-    "scale_in_cooldown_s": scaled(scale_in_cooldown_s=same),
-    "scale_out_cooldown_s": scaled(scale_out_cooldown_s=same),
-    "min_capacity of schedule": scaled(schedules=lambda n: [Schedule("s", "rate(1 day)", n, 9)]),
-    "max_capacity of schedule": scaled(schedules=lambda n: [Schedule("s", "rate(1 day)", 1, n)]),
-    "initial_instance_count": endpoint("initial_instance_count"),
+    "min_instances": scaled("min_instances"),
+    "max_instances": scaled("max_instances"),
+    "scale_in_cooldown_s": scaled("scale_in_cooldown_s"),
+    "scale_out_cooldown_s": scaled("scale_out_cooldown_s"),
+    "min_instances of schedule": scaled("schedules", lambda n: [Schedule("s", "cron(* * * * ? *)", n, 9)]),
+    "max_instances of schedule": scaled("schedules", lambda n: [Schedule("s", "cron(* * * * ? *)", 1, n)]),
+    "instances": endpoint("instances"),
     "threads": endpoint("threads"),
-    "startup_timeout": endpoint("startup_timeout"),
-    "download_timeout": endpoint("download_timeout"),
-    "provision_timeout": endpoint("provision_timeout"),
+    "startup_timeout_s": endpoint("startup_timeout_s"),
+    "download_timeout_s": endpoint("download_timeout_s"),
+    "provision_timeout_s": endpoint("provision_timeout_s"),
     "drain_s": endpoint("drain_s"),
     "gpu_layers": endpoint("gpu_layers"),
-    "percent": endpoint("canary", lambda n: Canary(percent=n), initial_instance_count=2),
-    "wait_s": endpoint("canary", lambda n: Canary(wait_s=n), initial_instance_count=2),
+    "percent": endpoint("canary", lambda n: Canary(percent=n), instances=2),
+    "wait_s": endpoint("canary", lambda n: Canary(wait_s=n), instances=2),
     "priority": endpoint("instance_pool", lambda n: [PooledInstance("ml.c7i.xlarge", n)], instance_type=None),
     "bytes": lambda _, n: ModelArtifact("models", "m/", n),
     "bytes of the hub": lambda _, n: HubModel("a/b", "x.gguf", n),
 }
 FINITE: dict[str, Make] = {
-    "target_concurrency": scaled(target_concurrency=same),
+    "target_concurrency": scaled("target_concurrency"),
     "ctx-size": lambda _, n: ChatFlags(ctx_size=n).environment(),
     "rope-scale": lambda _, n: ChatFlags(extra={"rope-scale": n}).environment(),
     **{
@@ -109,8 +109,8 @@ def test_what_is_not_finite_is_refused_here_and_not_in_node(name: str, value: An
 
 
 def test_a_threshold_that_is_infinite_in_microseconds(stack: cdk.Stack) -> None:
-    with pytest.raises(Refused, match="latency_p95_ms times 1000 is inf; give a finite number"):
-        FINITE["latency_p95_ms"](stack, 1e306)
+    with pytest.raises(Refused, match="latency_alarm_ms times 1000 is inf; give a finite number"):
+        FINITE["latency_alarm_ms"](stack, 1e306)
 
 
 def test_what_is_said_of_a_number() -> None:

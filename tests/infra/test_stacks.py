@@ -9,17 +9,19 @@ from typing import Any
 
 import aws_cdk as cdk
 import pytest
-from aws_cdk.assertions import Annotations, Match
+from aws_cdk import aws_logs as logs
+from aws_cdk.assertions import Annotations, Match, Template
 from constructs import IConstruct
 
 from environment_assemblies import NAMES, app_of, of_type, only, our_templates, ours, stacks_of, templates_of
 from stacks.environment_stack import RETENTION
 from steelyard.cdk.program import Cdk
 from steelyard.environments.files import load_environment, parse_environment
-from steelyard.environments.schema import LOG_RETENTION_DAYS, Environment
+from steelyard.environments.schema import Environment
 from steelyard.releases.codebuild import asset_of
 from steelyard.releases.manifest import Release, load_release, parse_release
 from steelyard.releases.source import asset_hash
+from steelyard_constructs.log_retention import LOG_RETENTION_DAYS
 
 # Where AWS has no resource to name, or names it only after it was made. Everything else is named.
 STAR_RESOURCES = {
@@ -298,12 +300,16 @@ def test_what_is_to_stay_is_protected(name: str) -> None:
 
 
 def test_retention_is_what_the_file_says() -> None:
-    assert set(RETENTION) == set(LOG_RETENTION_DAYS)
+    template = templates_of(app_of(environment(log_retention_days=3653)))["Endpoint-decision"]
+    assert {each["RetentionInDays"] for each in of_type(template, "AWS::Logs::LogGroup")} == {3653}
+
+
+def test_the_cdk_has_a_name_for_every_period_that_logs_are_kept() -> None:
+    stack = cdk.Stack(cdk.App(), "Stack")
     for days, retention in RETENTION.items():
-        assert retention.value
-        if days in (7, 365, 3653):
-            template = templates_of(app_of(environment(log_retention_days=days)))["Endpoint-decision"]
-            assert {each["RetentionInDays"] for each in of_type(template, "AWS::Logs::LogGroup")} == {days}
+        logs.LogGroup(stack, f"Of{days}", retention=retention)
+    made = Template.from_stack(stack).find_resources("AWS::Logs::LogGroup")
+    assert [each["Properties"]["RetentionInDays"] for each in made.values()] == list(LOG_RETENTION_DAYS)
 
 
 def test_a_decision_endpoint_on_processors() -> None:

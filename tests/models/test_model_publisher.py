@@ -30,6 +30,7 @@ from steelyard.models.publisher import Published, publish
 from steelyard.models.pull import Silent, pull
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.artifact_store import ArtifactStore
+from steelyard_constructs.build_project import BuildProps
 from steelyard_constructs.model_build import ModelBuild
 from steelyard_localcloud.cloud import LocalCloud
 
@@ -359,9 +360,11 @@ def deployed(cloud: LocalCloud) -> tuple[str, Any]:
         stack,
         "Build",
         artifacts=store.bucket,
-        source=s3_assets.Asset(stack, "Source", path=str(ROOT / "models")),
-        buildspec=ROOT / "images" / "model.buildspec.yml",
         model="tiny",
+        props=BuildProps(
+            source=s3_assets.Asset(stack, "Source", path=str(ROOT / "models")),
+            buildspec=ROOT / "images" / "model.buildspec.yml",
+        ),
     )
     cdk.CfnOutput(stack, "Bucket", value=store.bucket.bucket_name)
     cdk.CfnOutput(stack, "RoleName", value=build.role.role_name)
