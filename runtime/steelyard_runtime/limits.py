@@ -83,7 +83,7 @@ LIMITS = (
     ),
     Limit(
         name="logit biases",
-        counted="Tokens in `logit_bias`.",
+        counted="Tokens in `logit_bias`, before the first of them is looked at.",
         most=MAX_LOGIT_BIASES,
         error=Kind.INVALID,
     ),

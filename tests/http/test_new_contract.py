@@ -56,7 +56,7 @@ def test_it_has_a_route_and_is_known_by_its_shape(client: TestClient, path: str)
     check(response.json(), path=path, status=200)
 
 
-def test_its_shape_is_told(client: TestClient) -> None:
+def test_its_shape_is_listed(client: TestClient) -> None:
     assert CONTRACT.shape.example in client.post("/invocations", json={"hello": 1}).json()["error"]
     both = client.post("/invocations", json={**BODY, "messages": []})
     assert "'messages', 'candidates' belong to different shapes" in both.json()["error"]
@@ -116,10 +116,10 @@ def test_without_it_nothing_of_it_is_there(stub_client: TestClient) -> None:
 
 
 def test_what_would_hide_a_contract_is_refused() -> None:
-    for change, told in (
+    for change, message in (
         ({"name": "decide"}, "two contracts have the name decide"),
         ({"paths": {"/v1/systemone": "Rank"}}, "two routes have the path /v1/systemone"),
         ({"prefix": "Decide"}, "two types have the schema name"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             document(SETTINGS, (*CONTRACTS, dataclasses.replace(CONTRACT, **change)))

@@ -35,7 +35,7 @@ from steelyard_runtime.contracts.openai_text import (
     unsupported,
     usage,
 )
-from steelyard_runtime.contracts.validation import OnlyFalse, Path, Strict, invalid, quote
+from steelyard_runtime.contracts.validation import OnlyFalse, Path, Strict, Texts, invalid, quote
 from steelyard_runtime.contracts.wire import Count, Wire
 from steelyard_runtime.engine.interface import TokenLogprob
 from steelyard_runtime.generation import GenerationRequest, Head, JsonOutput, Message, Reply, TokenLogprobs
@@ -87,7 +87,9 @@ class AssistantMessage(Strict):
     name: IgnoredText = None
     reasoning_content: IgnoredText = None
     reasoning: IgnoredText = None
-    annotations: list[dict[str, Any]] | None = Field(None, description="Accepted, not shown to the model.")
+    annotations: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = Field(
+        None, description="Accepted, not shown to the model."
+    )
     refusal: Annotated[Any, Neutral("", because="send the words as content")] = None
     tool_calls: Annotated[Any, Neutral([], because=_NO_TOOLS)] = None
     function_call: Annotated[Any, Neutral(because=_NO_TOOLS)] = None
@@ -148,9 +150,7 @@ class Request(SamplingFields):
     response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
         Field(None, description="Constrains the answer to JSON by a grammar.")
     )
-    metadata: dict[StrictStr, StrictStr] | None = Field(
-        None, description="Accepted, not stored, not shown to the model."
-    )
+    metadata: Texts | None = Field(None, description="Accepted, not stored, not shown to the model.")
     store: OnlyFalse | None = Field(None, description="Nothing is stored; true is refused.")
 
     prompt_cache_key: IgnoredText = None
@@ -205,7 +205,7 @@ def decode(body: Any, limits: Limits) -> GenerationRequest:
         if body.get("store") is True:
             raise unsupported(("store",), "nothing is stored here; leave it out or send false")
         _refuse_parts(body.get("messages"))
-    request = parse(body, Request, unions=_UNIONS)
+    request = parse(body, Request, limits=limits, unions=_UNIONS)
     shared = sampling(request, limits=limits)
     limit, param = _limit(request)
     return GenerationRequest(

@@ -96,7 +96,7 @@ def decode(body: Any, limits: Limits) -> GenerationRequest:
     """
     if isinstance(body, dict):
         _refuse(body)
-    request = parse(body, Request, unions=_UNIONS)
+    request = parse(body, Request, limits=limits, unions=_UNIONS)
     if request.echo and request.logprobs is not None:
         raise unsupported(
             ("echo",),

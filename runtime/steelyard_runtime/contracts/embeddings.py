@@ -57,7 +57,7 @@ class Request(Strict):
 _UNIONS: tuple[Path, ...] = (("input",),)
 
 
-def decode(body: Any, limits: Limits) -> EmbeddingRequest:  # noqa: ARG001 - as every contract's
+def decode(body: Any, limits: Limits) -> EmbeddingRequest:
     """The request in a body.
 
     Raises:
@@ -71,7 +71,7 @@ def decode(body: Any, limits: Limits) -> EmbeddingRequest:  # noqa: ARG001 - as 
                 "token ids are not supported, because clients make them with another model's tokenizer; send the text "
                 "(OpenAIEmbeddings of LangChain: check_embedding_ctx_length=False)",
             )
-    request = parse(body, Request, unions=_UNIONS)
+    request = parse(body, Request, limits=limits, unions=_UNIONS)
     return EmbeddingRequest(
         model=request.model,
         inputs=(request.input,) if isinstance(request.input, str) else tuple(request.input),

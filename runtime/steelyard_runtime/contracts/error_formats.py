@@ -55,7 +55,7 @@ class Fault(Wire):
 
 
 class ErrorBody(Wire, Counts):
-    """A problem."""
+    """A problem in the server's own format."""
 
     error: str
     type: Kind | Literal["malformed_http", "head_timeout"]
@@ -83,7 +83,7 @@ OpenAIType = Literal["invalid_request_error", "overloaded_error", "server_error"
 
 
 class OpenAIProblem(Wire, Counts):
-    """A problem."""
+    """The fields that OpenAI's clients read of a problem."""
 
     message: str
     type: OpenAIType
@@ -122,12 +122,12 @@ def _systemone_body(problem: Problem, status: int) -> SystemOneErrorBody:
     if status == 422:
         details = problem.details or (Detail((), problem.message, problem.kind.value),)
         return {"detail": [_fault(detail, within=("body",)) for detail in details]}
-    told: SystemOneProblem = {"error_type": problem.kind, "message": problem.message}
+    single: SystemOneProblem = {"error_type": problem.kind, "message": problem.message}
     if problem.row.retryable:
-        told["retryable"] = True
+        single["retryable"] = True
     if problem.retry_after_ms is not None:
-        told["retry_after_ms"] = problem.retry_after_ms
-    return {"detail": {**told, **problem.counts}}
+        single["retry_after_ms"] = problem.retry_after_ms
+    return {"detail": {**single, **problem.counts}}
 
 
 def _openai_body(problem: Problem, _: int) -> OpenAIErrorBody:

@@ -9,13 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import Discriminator, Field, StrictFloat, StrictInt, StrictStr, Tag, ValidationError
+from pydantic import Discriminator, Field, StrictFloat, StrictInt, StrictStr, Tag
 
 from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.contracts.model_names import MODEL
 from steelyard_runtime.contracts.neutral import IgnoredText, Neutral, is_neutral
 from steelyard_runtime.contracts.server_fields import ServerFields
-from steelyard_runtime.contracts.validation import SETTING, Path, Strict, from_pydantic, invalid, quote, shorten
+from steelyard_runtime.contracts.validation import SETTING, Path, Sized, Strict, invalid, quote, shorten, validated
 from steelyard_runtime.contracts.wire import Count, Milliseconds, Open, Sha256, Wire
 from steelyard_runtime.engine.interface import Delta, Done, Event, Finished, TokenLogprob
 from steelyard_runtime.errors import Detail, Kind, Problem
@@ -89,7 +89,8 @@ class SamplingFields(ServerFields):
                 Annotated[StrictFloat, Field(ge=-100, le=100)],
             ],
             # pydantic says what keys of the pattern hold, and not that there are no others.
-            Field(max_length=MAX_LOGIT_BIASES, json_schema_extra={"additionalProperties": False}),
+            Field(json_schema_extra={"additionalProperties": False}),
+            Sized("token", most=MAX_LOGIT_BIASES),
         ]
         | None
     ) = Field(None, description="Added to the logits of tokens, by token id.")
@@ -104,12 +105,13 @@ class SamplingFields(ServerFields):
 UNIONS: tuple[Path, ...] = (("stop",),)
 
 
-def parse(body: Any, model: type[_Model], *, unions: Collection[Path]) -> _Model:
+def parse(body: Any, model: type[_Model], *, limits: Limits, unions: Collection[Path]) -> _Model:
     """``body`` as ``model``.
 
     Args:
         body: Any JSON value.
         model: The contract's request.
+        limits: How much it may ask.
         unions: Places of unions in the body, as ``from_pydantic`` wants them.
 
     Raises:
@@ -119,10 +121,7 @@ def parse(body: Any, model: type[_Model], *, unions: Collection[Path]) -> _Model
         strange = [name for name in body if name not in model.model_fields]
         if strange:
             raise _unsupported_fields(strange, model)
-    try:
-        return model.model_validate(body)
-    except ValidationError as fault:
-        raise from_pydantic(fault, unions=unions) from fault
+    return validated(model, body, limits, unions=unions)
 
 
 def unsupported(loc: tuple[str | int, ...], message: str) -> Problem:

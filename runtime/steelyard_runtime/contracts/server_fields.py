@@ -38,7 +38,9 @@ class ServerFields(Strict):
     dry_base: IgnoredNumber = None
     dry_allowed_length: IgnoredInteger = None
     dry_penalty_last_n: IgnoredInteger = None
-    dry_sequence_breakers: list[StrictStr] | None = Field(None, description="Accepted; what it belongs to is off.")
+    dry_sequence_breakers: Annotated[list[StrictStr], Field(fail_fast=True)] | None = Field(
+        None, description="Accepted; what it belongs to is off."
+    )
     adaptive_target: Annotated[Any, Neutral(-1, because=_NO_STEP)] = None
     adaptive_decay: IgnoredNumber = None
     use_beam_search: Annotated[Any, Neutral(False, because=_NO_STEP)] = None

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_origin
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -279,6 +280,15 @@ def _content(*, null: bool, empty: bool) -> Callable[[Any, ValidationInfo], Any]
     return check
 
 
+def _few_wrong_texts(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, dict):
+        _count_faults(info, sum(not isinstance(text, str) for text in value.values()))
+    return value
+
+
+Texts = Annotated[dict[StrictStr, StrictStr], BeforeValidator(_few_wrong_texts)]
+"""An object of any number of strings; of many values that are none, not each is a fault of its own."""
+
 _TEXT_OR_JSON: list[dict[str, Any]] = [{"type": "string"}, {"type": "object"}, {"type": "array", "items": {}}]
 _TEXT_OR_JSON_NOT_EMPTY: list[dict[str, Any]] = [
     {"type": "string", "minLength": 1},
@@ -332,14 +342,14 @@ class Sized:
         noun: What is counted, singular.
         low: Fewest.
         most: Most in the contract, which no setting raises.
-        setting: The server's setting that allows fewer; named to the caller where it is what limits.
+        setting: The server's setting that allows fewer, if any; named to the caller where it is what limits.
     """
 
-    def __init__(self, noun: str, *, low: int, most: int, setting: Setting) -> None:
+    def __init__(self, noun: str, *, low: int = 0, most: int, setting: Setting | None = None) -> None:
         self._noun = noun
         self._low = low
         self._most = most
-        self._setting: Setting = setting
+        self._setting = setting
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Check the size before anything else."""
@@ -356,10 +366,11 @@ class Sized:
         """Give the bounds, and the setting that lowers the upper one."""
         found = handler(schema)
         counted = "Items" if found["type"] == "array" else "Properties"
-        return found | {f"min{counted}": self._low, f"max{counted}": self._most, SETTING: self._setting}
+        found |= {f"min{counted}": self._low} if self._low else {}
+        return found | {f"max{counted}": self._most} | ({SETTING: self._setting} if self._setting else {})
 
     def _check(self, size: int, limits: Limits) -> None:
-        allowed: int = getattr(limits, self._setting)
+        allowed: int = getattr(limits, self._setting) if self._setting else self._most
         most = min(allowed, self._most)
         remedy = "" if most == self._most else f" (the server's setting {self._setting})"
         if size < self._low:

@@ -14,6 +14,7 @@ from steelyard_runtime.contracts.contract import (
     AskedT,
     Contract,
     DecisionContract,
+    DecisionsT,
     EmbeddingContract,
     GenerationContract,
 )
@@ -67,7 +68,7 @@ async def _decoded(contract: Contract[AskedT, Any], request: Request, body: Any)
     return decoded, services
 
 
-def _deciding(contract: DecisionContract[Any, Any]) -> Handler:
+def _deciding(contract: DecisionContract[DecisionsT, Any]) -> Handler:
     async def handle(request: Request, body: Any) -> Response:
         started = time.perf_counter()
         decoded, services = await _decoded(contract, request, body)

@@ -17,26 +17,12 @@ from steelyard_runtime.http.routes import contracts as bodies
 from steelyard_runtime.http.routes import operations as server
 from steelyard_runtime.http.routes.common import Endpoint, posted
 
-# What can go wrong with any body, and with any work of the engine.
-_BODY = (
-    Kind.MALFORMED_JSON,
-    Kind.UPLOAD_TIMEOUT,
-    Kind.BODY_TOO_LARGE,
-    Kind.MEDIA_TYPE,
-    Kind.REPEATED_HEADER,
-    Kind.INVALID,
-    Kind.UNSUPPORTED,
+# What can go wrong with any body and any work: all but what is wrong with a path, or comes after an answer has begun.
+_WORK = tuple(
+    kind
+    for kind in Kind
+    if kind not in (Kind.NOT_FOUND, Kind.METHOD_NOT_ALLOWED, Kind.UNKNOWN_SHAPE, Kind.UNREAD, Kind.INTERNAL)
 )
-_ENGINE = (
-    Kind.OVER_BUDGET,
-    Kind.BUSY,
-    Kind.DEADLINE,
-    Kind.DRAINING,
-    Kind.NOT_READY,
-    Kind.REQUEST_FAILED,
-    Kind.ENGINE_FAILED,
-)
-_WORK = (*_BODY, *_ENGINE, Kind.MODEL_NOT_FOUND)
 _LOADING = (Kind.NOT_READY,)
 
 
