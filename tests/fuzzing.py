@@ -33,6 +33,7 @@ INEXPRESSIBLE = re.compile(
     r"|vectors have \d+"
     r"|belong to different shapes"
     r"|has no tokens"
+    r"|is registered on this server"
     r"|is not served here"
     r"|ask for \d+ answers"
     r"|holds the token id"

@@ -19,6 +19,8 @@ class SumOfHidden:
 
     name: str = "sum-of-hidden"
     hidden: bool = True
+    in_template: bool = False
+    calibrated: bool = False
     most_options: int = 3
 
     def prompt_version(self, layout: Layout) -> str:

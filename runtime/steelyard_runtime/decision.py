@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Layout = Literal["state-first", "options-first"]
+DecisionType = Literal["choice", "yesno", "score"]
+Action = Literal["automate", "review", "abstain"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,19 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """The registered decision that a question is.
+
+    Attributes:
+        name: ``NAME@VERSION``.
+        type: Of its answers; ``yesno`` has the options ``yes`` and ``no``, a ``score`` levels from low to high.
+    """
+
+    name: str
+    type: DecisionType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """One question with its declared options, in the caller's order (2 to 255).
 
@@ -31,11 +46,13 @@ class Question:
         instructions: The question's text.
         options: The declared answers.
         readout: Name of the strategy that reads it; None leaves it to the server.
+        registration: The registered decision that it is; None for a question of the request's own.
     """
 
     instructions: str
     options: tuple[Option, ...]
     readout: str | None = None
+    registration: Registration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,26 +93,50 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """What the policy of a registered decision does with an answer.
+
+    Attributes:
+        decision: ``NAME@VERSION``.
+        contract_sha256: Hash of its contract.
+        head_sha256: Hash of the head that gave the probabilities; None for letters.
+        action: ``automate``: act on it without a person. ``review``: a person confirms it. ``abstain``: no answer.
+        reason: The requirement that decided, with both numbers.
+        distance_rank: Share of held-out cases that lay nearer to the labelled ones, 0 to 1; None where the readout
+            measures no distance.
+    """
+
+    decision: str
+    contract_sha256: str
+    head_sha256: str | None
+    action: Action
+    reason: str
+    distance_rank: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The probabilities of one question's options, and how they came about.
 
     Attributes:
         probabilities: One per option, in the request's order; finite, sum 1 within 1e-6, unrounded.
-        logits: Raw logits of the options' answer slots.
-        slot_token_ids: Vocabulary ids of those slots.
-        slot_mass: Share of the full vocabulary's probability that lies on the slots, 0 to 1.
+        logits: Raw logits of the options' answer slots, or those of a head.
+        slot_token_ids: Vocabulary ids of those slots; empty for a readout without.
+        slot_mass: Share of the full vocabulary's probability that lies on the slots, 0 to 1; None without slots.
         entropy: Of ``probabilities``, in nats.
         prompt_sha256: Hash of the exact token ids that were scored.
         prompt_version: Version of the prompt's words.
         readout: Name of the readout strategy.
         cached: The answer was given before, to exactly this prompt, and was kept; nothing was evaluated.
-        probability_status: ``"uncalibrated"`` until a calibration is bound to this decision.
+        probability_status: ``"calibrated"`` where labelled cases were fitted for this decision, else
+            ``"uncalibrated"``.
+        ruling: What the policy of a registered decision does with it; None for a question of the request's own.
     """
 
     probabilities: tuple[float, ...]
     logits: tuple[float, ...]
     slot_token_ids: tuple[int, ...]
-    slot_mass: float
+    slot_mass: float | None
     entropy: float
     prompt_sha256: str
     prompt_version: str
@@ -104,3 +145,4 @@ class Answer:
     timing: Timing
     cached: bool = False
     probability_status: str = "uncalibrated"
+    ruling: Ruling | None = None

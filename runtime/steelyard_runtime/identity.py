@@ -31,6 +31,7 @@ class Identity:
         answer_position: Where the template's prompts end, and what is added there.
         refusal: Why no decision can be read, or "".
         prompts: The words of decisions' prompts, by readout and layout; those of the first readout come first.
+        decisions: The registered decisions, JSON-ready.
         slots: Options that one question may have on this model.
         created: Unix time of the model file.
     """
@@ -44,6 +45,7 @@ class Identity:
     template_note: str = ""
     answer_position: AnswerPosition = PLAIN
     refusal: str = ""
+    decisions: tuple[dict[str, Any], ...] = ()
 
     @property
     def release_date(self) -> str:
@@ -95,6 +97,7 @@ class Identity:
                 },
                 "option_slots": self.slots,
             },
+            "decisions": list(self.decisions),
             "engine": {
                 "llama_cpp": self.engine.llama_cpp,
                 "binding": self.engine.binding,
@@ -129,7 +132,7 @@ class Identity:
         return found
 
     def _version(self, words: PromptIdentity) -> str:
-        return words.version + self.answer_position.version
+        return words.version + (self.answer_position.version if words.in_template else "")
 
 
 @functools.cache
@@ -154,6 +157,7 @@ def identify(
     template_note: str = "",
     answer_position: AnswerPosition = PLAIN,
     refusal: str = "",
+    decisions: tuple[dict[str, Any], ...] = (),
 ) -> Identity:
     """The identity of a running engine; without ``model_id`` the file's name stands in."""
     path = Path(engine.model.path)
@@ -169,4 +173,5 @@ def identify(
         template_note=template_note,
         answer_position=answer_position,
         refusal=refusal,
+        decisions=decisions,
     )

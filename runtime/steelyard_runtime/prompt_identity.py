@@ -35,12 +35,14 @@ class PromptIdentity:
         strategy: The strategy's name.
         layout: What comes first.
         version: The version that the words say of themselves.
+        in_template: They are turns of the model's chat template.
         sha256: Hash of the prompts of the contracts' golden bodies, as pieces of text.
     """
 
     strategy: str
     layout: Layout
     version: str
+    in_template: bool
     sha256: str
 
 
@@ -76,6 +78,7 @@ def prompt_identities(strategies: Strategies = STRATEGIES) -> tuple[PromptIdenti
             strategy=strategy.name,
             layout=layout,
             version=strategy.prompt_version(layout),
+            in_template=strategy.in_template,
             sha256=rendered_sha256(strategy, layout),
         )
         for strategy in strategies.values()

@@ -157,6 +157,11 @@ class Settings(BaseSettings):
         description="A Jinja file, the name of one of the model file's templates, or plain for none. Unset: the file's "
         "default, else the first of its named ones, by name, that takes a message without tools, else plain.",
     )
+    decisions: Annotated[str, _text("leave it unset for the folder beside the model")] | None = Field(
+        None,
+        description="Folder of registered decisions, one folder each. Unset: a folder called decisions beside the "
+        "model file, if there is one.",
+    )
     layout: Literal["state-first", "options-first"] = Field(
         "state-first",
         description="What comes first in the prompt of decisions that do not say. state-first decides better on "

@@ -248,7 +248,7 @@ def q(**fields: Any) -> dict[str, Any]:
         (body_of(**{"": NOUL}), ["body", "questions"], "empty string as its id"),
         (body_of(team=None), ["body", "questions", "team"], "must be an object; got null"),
         (q(instructions="x"), ["body", "questions", "team"], "must have the field 'type'"),
-        (q(type="boolean"), ["body", "questions", "team"], "'noul', 'choice', 'score'; got \"boolean\""),
+        (q(type="boolean"), ["body", "questions", "team"], "'noul', 'choice', 'score', 'registered'; got \"boolean\""),
         (q(type="box"), ["body", "questions", "team"], 'got "box"'),
         (q(type=["noul"]), ["body", "questions", "team"], "must have a 'type'"),
         (q(type="choice"), ["body", "questions", "team", "criteria"], "is required and missing"),

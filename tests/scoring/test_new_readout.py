@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import tiny_models
-from steelyard_runtime.engine.interface import HIDDEN_TAIL_TOKENS, Piece, ScoreJob, ScorePrompt, Segment
+from steelyard_runtime.engine.interface import Piece, ScoreJob, ScorePrompt, Segment
 from steelyard_runtime.engine.start import start_engine
 from steelyard_runtime.http.app import create_app
 from steelyard_runtime.http.runtime import Runtime, Services, build_services
@@ -53,9 +53,7 @@ def test_it_decides(client: TestClient, served: Services) -> None:
     (answer,) = decided(client, DECISIONS[0])
     engine = served.engine
     before, state = engine.encode([Piece("Sum up: ")], start=True), engine.encode([Piece("a parcel.")], start=False)
-    cut = len(state) - HIDDEN_TAIL_TOKENS
-    shared = (Segment(tuple(before)), *([Segment(tuple(state[:cut]))] if cut > 0 else []))
-    prompt = ScorePrompt(shared=shared, tail=tuple(state[max(0, cut) :]), hidden=True)
+    prompt = ScorePrompt(shared=(Segment(tuple(before)),), tail=tuple(state), hidden=True)
     (score,) = engine.submit_score(ScoreJob(prompts=(prompt,), deadline=float("inf"))).result(60)
     assert score.hidden is not None
     logits = [float(score.hidden[index::3].sum()) for index in range(3)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NotRequired, Protocol
 
 from steelyard_runtime.contracts.wire import Count, Milliseconds, Open, Probability, Sha256, Wire
-from steelyard_runtime.decision import Answer, Timing
+from steelyard_runtime.decision import Action, Answer, Timing
 
 
 class ModelIdentity(Protocol):
@@ -78,12 +78,13 @@ class Extensions(Wire):
     """How an answer came about. Lists are in the order of the question's options.
 
     ``x_logits`` are the raw logits of the answer slots, ``x_slot_mass`` the share of the whole vocabulary's probability
-    on them, ``x_entropy`` is in nats.
+    on them (null where no token stands for an option), ``x_entropy`` is in nats. The fields from ``x_decision`` on are
+    those of a registered decision: what its policy does with the answer, and why.
     """
 
     x_logits: list[float]
     x_slot_token_ids: list[Count]
-    x_slot_mass: Probability
+    x_slot_mass: Probability | None
     x_entropy: float
     x_tokens: Tokens
     x_prompt_sha256: Sha256
@@ -92,6 +93,12 @@ class Extensions(Wire):
     x_cached: bool
     x_probability_status: str
     x_timing: Times
+    x_decision: NotRequired[str]
+    x_action: NotRequired[Action]
+    x_reason: NotRequired[str]
+    x_distance_rank: NotRequired[Probability | None]
+    x_contract_sha256: NotRequired[Sha256]
+    x_head_sha256: NotRequired[Sha256 | None]
 
 
 def timing(value: Timing) -> Times:
@@ -110,7 +117,7 @@ def tokens(answer: Answer) -> Tokens:
 
 def extensions(answer: Answer) -> Extensions:
     """Return the ``x_`` fields of one answer."""
-    return {
+    found: Extensions = {
         "x_logits": list(answer.logits),
         "x_slot_token_ids": list(answer.slot_token_ids),
         "x_slot_mass": answer.slot_mass,
@@ -123,6 +130,14 @@ def extensions(answer: Answer) -> Extensions:
         "x_probability_status": answer.probability_status,
         "x_timing": timing(answer.timing),
     }
+    if (ruling := answer.ruling) is not None:
+        found["x_decision"] = ruling.decision
+        found["x_action"] = ruling.action
+        found["x_reason"] = ruling.reason
+        found["x_distance_rank"] = ruling.distance_rank
+        found["x_contract_sha256"] = ruling.contract_sha256
+        found["x_head_sha256"] = ruling.head_sha256
+    return found
 
 
 def _clamp(value: float) -> float:

@@ -3,6 +3,9 @@
 The model reads an option as ``id: description``, or as its id when the description is absent, null or empty. In
 ``decisions`` the states must be equal as JSON values, where the order of an object's keys does not count but ``1``,
 ``1.0`` and ``true`` are three values; the model reads the first one.
+
+A registered decision is asked by its name: ``{"decision": {"use": "support-route@3", "state": ...}}``. Its result has
+an action, too.
 """
 
 from __future__ import annotations
@@ -10,9 +13,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
-from pydantic import AfterValidator, Field, RootModel, StrictStr, TypeAdapter
+from pydantic import AfterValidator, Discriminator, Field, RootModel, StrictStr, Tag, TypeAdapter
 
 from steelyard_runtime.contracts.answer_details import (
     ModelIdentity,
@@ -30,17 +33,20 @@ from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
+    USE,
     FilledContent,
     NonEmpty,
+    Path,
     Sized,
     Strict,
+    Use,
     invalid,
     quote,
     refuse_repeated,
     validated,
 )
 from steelyard_runtime.contracts.wire import Count, Open, Probability, Sha256, Wire
-from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Option, Question
+from steelyard_runtime.decision import Action, Answer, DecisionRequest, Layout, Option, Question
 from steelyard_runtime.settings import MAX_OPTIONS, MAX_QUESTIONS
 
 
@@ -70,15 +76,37 @@ class DecisionModel(Strict):
     ]
 
 
-def _unique_decisions(decisions: list[DecisionModel]) -> list[DecisionModel]:
-    refuse_repeated((decision.id for decision in decisions), "decision id")
+class UseModel(Strict):
+    """A registered decision on one state."""
+
+    use: Use = Field(description=USE)
+    state: FilledContent = Field(description="What the decision is about.")
+    id: NonEmpty | None = Field(None, description="Returned unchanged; the value of use when it is absent.")
+
+
+def _tag(decision: Any) -> str:
+    return "registered" if isinstance(decision, dict) and "use" in decision else "asked"
+
+
+AnyDecision = Annotated[
+    Annotated[DecisionModel, Tag("asked")] | Annotated[UseModel, Tag("registered")], Discriminator(_tag)
+]
+_UNIONS: tuple[Path, ...] = (("decision",), ("decisions", ...))
+
+
+def _unique_decisions(decisions: list[DecisionModel | UseModel]) -> list[DecisionModel | UseModel]:
+    refuse_repeated(map(_id, decisions), "decision id")
     return decisions
+
+
+def _id(decision: DecisionModel | UseModel) -> str:
+    return decision.id or decision.use if isinstance(decision, UseModel) else decision.id
 
 
 class Single(Strict):
     """One decision."""
 
-    decision: DecisionModel
+    decision: AnyDecision
     layout: Layout | None = LAYOUT
 
 
@@ -86,7 +114,7 @@ class Several(Strict):
     """Several decisions on one state, which is evaluated once."""
 
     decisions: Annotated[
-        list[DecisionModel],
+        list[AnyDecision],
         AfterValidator(_unique_decisions),
         Sized("decision", low=1, most=MAX_QUESTIONS, setting="max_questions"),
     ]
@@ -116,24 +144,27 @@ def decode(body: Any, limits: Limits) -> Decoded:
     if ("decision" in body) == ("decisions" in body):
         found = "both are" if "decision" in body else "neither is"
         raise invalid((), f"exactly one of 'decision' and 'decisions' is needed; {found} present")
-    _refuse_registered(body, limits)
     model: type[Single | Several] = Single if "decision" in body else Several
-    parsed = validated(model, body, limits)
+    parsed = validated(model, body, limits, unions=_UNIONS)
     decisions = [parsed.decision] if isinstance(parsed, Single) else parsed.decisions
     _refuse_different_states(decisions)
     return Decoded(
         request=DecisionRequest(
             state=render(decisions[0].state),
-            questions=tuple(_question(decision) for decision in decisions),
+            questions=tuple(_question(decision, limits) for decision in decisions),
             layout=parsed.layout,
         ),
-        ids=tuple(decision.id for decision in decisions),
+        ids=tuple(map(_id, decisions)),
         single="decision" in body,
     )
 
 
 class Result(Wire):
-    """The answer to one decision; every list is in the order of its options."""
+    """The answer to one decision; every list is in the order of its options.
+
+    ``allowed_token_mass`` is null where no token stands for an option. The fields from ``decision`` on are those of a
+    registered decision: what its policy does with the answer, and why.
+    """
 
     id: str
     choice: str
@@ -143,7 +174,7 @@ class Result(Wire):
     answer_token_ids: list[Count]
     input_tokens: Count
     tokens: Tokens
-    allowed_token_mass: Probability
+    allowed_token_mass: Probability | None
     entropy: float
     prompt_sha256: Sha256
     prompt_version: str
@@ -152,6 +183,12 @@ class Result(Wire):
     cached: bool
     probability_status: str
     timing: Times
+    decision: NotRequired[str]
+    action: NotRequired[Action]
+    reason: NotRequired[str]
+    distance_rank: NotRequired[Probability | None]
+    contract_sha256: NotRequired[Sha256]
+    head_sha256: NotRequired[Sha256 | None]
 
 
 class SingleAnswer(Wire):
@@ -180,25 +217,7 @@ def encode(
     return {"results": results, "timing": {"total_ms": timing_ms}}
 
 
-def _refuse_registered(body: dict[str, Any], limits: Limits) -> None:
-    several = body.get("decisions")
-    if isinstance(several, list):
-        for index, item in enumerate(several[: limits.max_questions]):
-            _refuse_use(item, ("decisions", index, "use"))
-    _refuse_use(body.get("decision"), ("decision", "use"))
-
-
-def _refuse_use(item: Any, place: tuple[str | int, ...]) -> None:
-    if isinstance(item, dict) and "use" in item:
-        raise invalid(
-            place,
-            f"no decision named {quote(item['use'])} is registered on this server; "
-            "send 'id', 'state', 'question' and 'options' instead",
-            "not_registered",
-        )
-
-
-def _refuse_different_states(decisions: list[DecisionModel]) -> None:
+def _refuse_different_states(decisions: Sequence[DecisionModel | UseModel]) -> None:
     first = _canonical(decisions[0].state)
     for index, decision in enumerate(decisions[1:], start=1):
         if _canonical(decision.state) != first:
@@ -214,7 +233,9 @@ def _canonical(state: Any) -> str:
     return json.dumps(state, sort_keys=True)
 
 
-def _question(decision: DecisionModel) -> Question:
+def _question(decision: DecisionModel | UseModel, limits: Limits) -> Question:
+    if isinstance(decision, UseModel):
+        return limits.registered()[decision.use]
     return Question(
         instructions=decision.question,
         options=tuple(
@@ -225,7 +246,7 @@ def _question(decision: DecisionModel) -> Question:
 
 
 def _result(decision_id: str, question: Question, answer: Answer, identity: ModelIdentity) -> Result:
-    return {
+    result: Result = {
         "id": decision_id,
         "choice": question.options[argmax(answer.probabilities)].id,
         "option_ids": [option.id for option in question.options],
@@ -244,6 +265,14 @@ def _result(decision_id: str, question: Question, answer: Answer, identity: Mode
         "probability_status": answer.probability_status,
         "timing": timing(answer.timing),
     }
+    if (ruling := answer.ruling) is not None:
+        result["decision"] = ruling.decision
+        result["action"] = ruling.action
+        result["reason"] = ruling.reason
+        result["distance_rank"] = ruling.distance_rank
+        result["contract_sha256"] = ruling.contract_sha256
+        result["head_sha256"] = ruling.head_sha256
+    return result
 
 
 _TEAMS = [{"id": "billing", "description": "money"}, {"id": "other"}]

@@ -3,11 +3,14 @@
 A question's id never reaches the model. The model reads an option as ``name: description``, or as the name when the
 description is null or empty; the two options of a noul are ``yes`` and ``no``. A level is read as its description, and
 a null or empty one as ``Level 2 of 5``. A question without instructions gets the general ones of its type, below.
+
+Ours beside these: the type ``registered``, ``{"type": "registered", "use": "support-route@3"}``, asks a registered
+decision. Its answer has the type that the decision's contract has, and an action.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -31,19 +34,23 @@ from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
+    USE,
     Content,
     Lenient,
     MaybeContent,
     Path,
     Sized,
     Strict,
+    Use,
     fault,
     unsupported,
     validated,
 )
 from steelyard_runtime.contracts.wire import Count, Open, Probability, Wire
-from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Option, Question
+from steelyard_runtime.decision import Answer, DecisionRequest, DecisionType, Layout, Option, Question
 from steelyard_runtime.settings import MAX_OPTIONS, MAX_QUESTIONS
+
+AnswerType = Literal["noul", "choice", "score"]
 
 MAX_LEVELS = 10
 NOUL_INSTRUCTIONS = "Does this apply to the state: yes or no?"
@@ -104,6 +111,17 @@ class Score(Strict):
     ]
 
 
+class Registered(Strict):
+    """A registered decision; the answer is a noul, a choice or a score, as its contract has it."""
+
+    type: Literal["registered"]
+    use: Use = Field(description=USE)
+
+
+AnyQuestion = Noul | Choice | Score | Registered
+_TYPES: Mapping[DecisionType, AnswerType] = {"yesno": "noul", "choice": "choice", "score": "score"}
+
+
 def _named_questions(questions: Any) -> Any:
     if isinstance(questions, dict) and "" in questions:
         raise fault("empty_name", "a question has the empty string as its id; every question needs an id")
@@ -125,7 +143,7 @@ class Request(Lenient):
         "served. Another name is a 404.",
     )
     questions: Annotated[
-        dict[str, Annotated[Noul | Choice | Score, Discriminator("type")]],
+        dict[str, Annotated[AnyQuestion, Discriminator("type")]],
         Field(
             description="Questions by id; the answers come back under the same ids.",
             json_schema_extra={"propertyNames": {"minLength": 1}},
@@ -144,7 +162,7 @@ class Decoded(AskedDecisions):
     """A valid request; ``ids`` and ``types`` are in the order of ``request.questions``."""
 
     ids: tuple[str, ...]
-    types: tuple[Literal["noul", "choice", "score"], ...]
+    types: tuple[AnswerType, ...]
     legends: tuple[tuple[str, ...], ...]
     """The texts of a score's levels as its answer reports them; empty for the other types."""
 
@@ -156,17 +174,14 @@ def decode(body: Any, limits: Limits) -> Decoded:
         Problem: ``INVALID`` (or ``UNSUPPORTED`` for media), with a fault for every field that is wrong.
     """
     parsed = validated(Request, body, limits, unions=_UNIONS)
-    questions = parsed.questions
+    asked = tuple(parsed.questions.values())
+    questions = tuple(_question(each, limits) for each in asked)
     return Decoded(
-        request=DecisionRequest(
-            state=render(parsed.state),
-            questions=tuple(_question(question) for question in questions.values()),
-            layout=parsed.x_layout,
-        ),
+        request=DecisionRequest(state=render(parsed.state), questions=questions, layout=parsed.x_layout),
         model=parsed.model,
-        ids=tuple(questions),
-        types=tuple(question.type for question in questions.values()),
-        legends=tuple(_legend(question) for question in questions.values()),
+        ids=tuple(parsed.questions),
+        types=tuple(map(_type, asked, questions)),
+        legends=tuple(map(_legend, asked, questions)),
     )
 
 
@@ -229,7 +244,9 @@ def encode(decoded: Decoded, answers: Sequence[Answer], identity: ModelIdentity,
     }
 
 
-def _question(question: Noul | Choice | Score) -> Question:
+def _question(question: AnyQuestion, limits: Limits) -> Question:
+    if isinstance(question, Registered):
+        return limits.registered()[question.use]
     given = question.instructions
     match question:
         case Noul():
@@ -265,10 +282,18 @@ def _level(level: Any, index: int, levels: int) -> str:
     return f"Level {index + 1} of {levels}" if level is None or level == "" else render(level)
 
 
-def _legend(question: Noul | Choice | Score) -> tuple[str, ...]:
-    if not isinstance(question, Score):
+def _type(asked: AnyQuestion, question: Question) -> AnswerType:
+    if isinstance(asked, Registered):
+        return "choice" if question.registration is None else _TYPES[question.registration.type]
+    return asked.type
+
+
+def _legend(asked: AnyQuestion, question: Question) -> tuple[str, ...]:
+    if isinstance(asked, Registered):
+        return tuple(option.text for option in question.options)
+    if not isinstance(asked, Score):
         return ()
-    levels = question.criteria
+    levels = asked.criteria
     # A level that is a string, even an empty one, comes back as it was sent.
     return tuple(
         level if isinstance(level, str) else _level(level, index, len(levels)) for index, level in enumerate(levels)
@@ -281,7 +306,9 @@ def _answer(
     probabilities = answer.probabilities
     if kind == "noul":
         return {"type": "noul", "noul": probabilities[0], **extensions(answer)}
-    by_option = {option.id: p for option, p in zip(question.options, probabilities, strict=True)}
+    # A score's levels have numbers, a registered one's options names of their own.
+    names = [str(index) if kind == "score" else option.id for index, option in enumerate(question.options)]
+    by_option = dict(zip(names, probabilities, strict=True))
     if kind == "choice":
         return {
             "type": "choice",

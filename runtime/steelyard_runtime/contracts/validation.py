@@ -15,6 +15,7 @@ from types import EllipsisType
 from typing import Annotated, Any, Literal, TypeVar, get_origin
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -40,6 +41,7 @@ MAX_DETAILS = 100
 MAX_FAULTS = 1000
 _MAX_MESSAGE = 400
 _MAX_UNKNOWN_FIELDS = 32
+_SHOWN_NAMES = 20
 _UNSUPPORTED = "unsupported"
 
 Path = tuple[str | int | EllipsisType, ...]
@@ -333,6 +335,21 @@ def validated(model: type[ModelT], body: Any, limits: Limits, *, unions: Collect
 SETTING = "x-setting"
 """In a JSON schema: the server's setting that lowers the limit beside it."""
 Setting = Literal["max_questions", "max_options", "max_choices"]
+
+
+def _registered(use: str, info: ValidationInfo) -> str:
+    known = _limits(info).registered()
+    if use not in known:
+        names = ", ".join(map(quote, list(known)[:_SHOWN_NAMES]))
+        more = f" and {len(known) - _SHOWN_NAMES} more" if len(known) > _SHOWN_NAMES else ""
+        there = f"there are: {names}{more}" if known else "it has none (the server's setting decisions)"
+        raise fault("not_registered", f"no decision named {quote(use)} is registered on this server; {there}")
+    return use
+
+
+Use = Annotated[NonEmpty, AfterValidator(_registered)]
+"""The name of a registered decision: ``NAME@VERSION``, or ``NAME`` for the latest version."""
+USE = "Name of a registered decision, NAME@VERSION or NAME for the latest version; /v1/identity lists them."
 
 
 class Sized:

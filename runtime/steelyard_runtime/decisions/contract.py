@@ -19,9 +19,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
 from steelyard_runtime.contracts.option_names import check_names
+from steelyard_runtime.decision import DecisionType
 from steelyard_runtime.decisions.wordings import WORDINGS
 
-Type = Literal["choice", "yesno", "score"]
+Type = DecisionType
 ReadoutName = Literal["head", "letters"]
 
 MAX_FILE_BYTES = 1 << 20

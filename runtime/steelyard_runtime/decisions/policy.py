@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from steelyard_runtime.decision import Action
 from steelyard_runtime.decisions.contract import Contract, Thresholds
-
-Action = Literal["automate", "review", "abstain"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

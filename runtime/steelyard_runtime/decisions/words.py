@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from steelyard_runtime.errors import Counts
+
 MAX_TEXT_BYTES = 1 << 16
 """Bytes of a text whose words are counted: it has about five terms for each character."""
 MAX_TERMS = 1 << 16
@@ -36,7 +38,17 @@ class TextTooLongError(ValueError):
             f"The state has {size} bytes, and a head that counts words takes {MAX_TEXT_BYTES}; shorten it, or fit the "
             "head with words = false in the contract's [readout]."
         )
-        self.counts = {"counted_bytes": size, "allowed_bytes": MAX_TEXT_BYTES}
+        self.counts: Counts = {"counted_bytes": size, "allowed_bytes": MAX_TEXT_BYTES}
+
+
+def check_text(text: str) -> None:
+    """Refuse a text before its words are counted.
+
+    Raises:
+        TextTooLongError: It has more than ``MAX_TEXT_BYTES``.
+    """
+    if len(text) > MAX_TEXT_BYTES or (len(text) * 4 > MAX_TEXT_BYTES and len(text.encode()) > MAX_TEXT_BYTES):
+        raise TextTooLongError(len(text.encode()))
 
 
 def words_of(text: str) -> Iterator[str]:
@@ -120,8 +132,7 @@ class Words:
         Raises:
             TextTooLongError: It has more than ``MAX_TEXT_BYTES``.
         """
-        if len(text) > MAX_TEXT_BYTES or (len(text) * 4 > MAX_TEXT_BYTES and len(text.encode()) > MAX_TEXT_BYTES):
-            raise TextTooLongError(len(text.encode()))
+        check_text(text)
         found = self.words.weights(words_of(text))
         found += [(len(self.words) + at, weight) for at, weight in self.runs.weights(runs_of(text))]
         return found

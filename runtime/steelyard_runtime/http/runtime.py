@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from steelyard_runtime.chat_template import choose
 from steelyard_runtime.contracts.model_names import ModelNames
+from steelyard_runtime.decision import Question
+from steelyard_runtime.decisions.registry import Registry, folder_of, load_registry
 from steelyard_runtime.engine.interface import Engine, Health
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.connections import Connections
@@ -26,11 +29,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Everything that needs a loaded model."""
+    """Everything that needs a loaded model.
+
+    Attributes:
+        engine: The engine.
+        identity: What every answer depends on besides the request.
+        names: Names of the model.
+        registered: The registered decisions' questions, by the names that requests may use.
+        decisions: Answers decisions.
+        chat: Answers chats and completions.
+        embeddings: Answers embeddings.
+    """
 
     engine: Engine
     identity: Identity
     names: ModelNames
+    registered: Mapping[str, Question]
     decisions: DecisionService
     chat: ChatService
     embeddings: EmbeddingService
@@ -91,6 +105,7 @@ def build_services(settings: Settings, engine: Engine, *, strategies: Strategies
     Raises:
         ValueError: The model cannot serve decisions at all.
         BadTemplateError: The model's chat template does not compile, or there is none as ``chat_template`` wants it.
+        RegistryError: A registered decision is wrong, or was fitted for another server.
     """
     model = engine.identity.model
     template, note = choose(
@@ -100,7 +115,9 @@ def build_services(settings: Settings, engine: Engine, *, strategies: Strategies
         bos_text=model.bos_text,
         eos_text=model.eos_text,
     )
-    decisions = DecisionService(engine, settings, template, strategies=strategies)
+    folder = folder_of(settings.decisions, model=Path(model.path))
+    registry = Registry() if folder is None else load_registry(folder)
+    decisions = DecisionService(engine, settings, template, strategies=strategies, registry=registry)
     for warning in filter(None, (note, decisions.refusal)):
         log.warning("%s", warning)
     identity = identify(
@@ -108,7 +125,8 @@ def build_services(settings: Settings, engine: Engine, *, strategies: Strategies
         model_id=settings.model_id,
         template=(template.name, template.sha256),
         slots=decisions.most_options,
-        strategies=strategies,
+        strategies=decisions.strategies,
+        decisions=tuple(each.described() for each in registry.decisions.values()),
         template_note=note,
         answer_position=template.answer_position,
         refusal=decisions.refusal,
@@ -117,6 +135,7 @@ def build_services(settings: Settings, engine: Engine, *, strategies: Strategies
         engine=engine,
         identity=identity,
         names=ModelNames(model_id=identity.model_id, aliases=settings.aliases, accept_any=settings.accept_any_model),
+        registered=registry.questions,
         decisions=decisions,
         chat=ChatService(engine, settings, identity, template),
         embeddings=EmbeddingService(engine, settings, identity),

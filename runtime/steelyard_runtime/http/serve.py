@@ -25,6 +25,7 @@ import uvicorn
 from structlog.typing import FilteringBoundLogger
 
 from steelyard_runtime.chat_template import BadTemplateError
+from steelyard_runtime.decisions.registry import RegistryError
 from steelyard_runtime.http.app import create_app
 from steelyard_runtime.http.connections import (
     Connections,
@@ -277,7 +278,7 @@ class _Process:
             return None
         try:
             return build_services(self._settings, start_engine(self._settings))
-        except (EngineStartError, BadTemplateError) as error:
+        except (EngineStartError, BadTemplateError, RegistryError) as error:
             self._runtime.reason = "the model could not be loaded"
             self._log.error("start_failed", reason=str(error))
         except Exception as error:

@@ -15,7 +15,7 @@ from steelyard_runtime.decision import Layout, Question
 from steelyard_runtime.scoring import prompt
 from steelyard_runtime.scoring.prompt import PromptFrame, Template
 from steelyard_runtime.scoring.slots import Slots, derive
-from steelyard_runtime.scoring.strategy import Encode, Position, Prompt, Readout
+from steelyard_runtime.scoring.strategy import Encode, Position, Prompt, Readout, entropy_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class Letters:
 
     name: str = "letters-raw"
     hidden: bool = False
+    in_template: bool = True
+    calibrated: bool = False
 
     def prompt_version(self, layout: Layout) -> str:
         """See ``Strategy``."""
@@ -84,13 +86,12 @@ def read(logits: npt.NDArray[np.floating], slots: Sequence[int]) -> Readout:
         raise ValueError("the model's logits are not finite")
     weights = np.exp(chosen - chosen.max())
     probabilities = weights / weights.sum()
-    positive = probabilities[probabilities > 0]
     return Readout(
         probabilities=tuple(map(float, probabilities)),
         logits=tuple(map(float, chosen)),
         slot_token_ids=tuple(slots),
         slot_mass=min(1.0, float(np.exp(chosen - float(top)).sum() / _mass(logits, top))),
-        entropy=max(0.0, float(-(positive * np.log(positive)).sum())),
+        entropy=entropy_of(probabilities),
     )
 
 

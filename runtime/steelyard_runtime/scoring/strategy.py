@@ -54,16 +54,24 @@ class Readout:
     Attributes:
         probabilities: One for each option, in order; they sum to 1.
         logits: What the probabilities are the softmax of.
-        slot_token_ids: Tokens that stand for the options.
-        slot_mass: Share of the full vocabulary's probability that lies on the slots.
+        slot_token_ids: Tokens that stand for the options; empty for a readout without such.
+        slot_mass: Share of the full vocabulary's probability that lies on the slots; None without slots.
         entropy: Of ``probabilities``, in nats; 0 for certainty, log(n) for none.
+        distance_rank: How unlike the labelled cases the state is, 0 to 1; None for a readout that measures no distance.
     """
 
     probabilities: tuple[float, ...]
     logits: tuple[float, ...]
     slot_token_ids: tuple[int, ...]
-    slot_mass: float
+    slot_mass: float | None
     entropy: float
+    distance_rank: float | None = None
+
+
+def entropy_of(probabilities: npt.NDArray[np.float64]) -> float:
+    """Return the entropy of a distribution in nats."""
+    positive = probabilities[probabilities > 0]
+    return max(0.0, float(-(positive * np.log(positive)).sum()))
 
 
 class Reader(Protocol):
@@ -103,6 +111,16 @@ class Strategy(Protocol):
     @property
     def hidden(self) -> bool:
         """Whether it reads the hidden state."""
+        ...
+
+    @property
+    def in_template(self) -> bool:
+        """Whether its prompts are turns of the model's chat template; else they are plain text."""
+        ...
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether its probabilities were fitted to labelled cases."""
         ...
 
     def prompt_version(self, layout: Layout) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from steelyard_runtime.chat_template import ChatTemplate
 from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Question, Timing, TokenCounts
+from steelyard_runtime.decisions.registry import Registry
+from steelyard_runtime.decisions.wordings import Wording
 from steelyard_runtime.engine.interface import (
-    HIDDEN_TAIL_TOKENS,
     Engine,
     Piece,
     Score,
@@ -49,27 +50,38 @@ class DecisionService:
         settings: Limits and the deadline.
         template: The model's chat template.
         strategies: The readouts, by name; the first one reads what names none.
+        registry: The registered decisions; their heads are readouts too.
 
     Attributes:
         refusal: Why no decision can be read with the first readout; empty when one can.
+        strategies: All readouts.
 
     Raises:
         ValueError: The model's vocabulary has no usable answer slots.
+        RegistryError: A head was fitted on another model, build or prompt.
     """
 
     def __init__(
-        self, engine: Engine, settings: Settings, template: ChatTemplate, *, strategies: Strategies = STRATEGIES
+        self,
+        engine: Engine,
+        settings: Settings,
+        template: ChatTemplate,
+        *,
+        strategies: Strategies = STRATEGIES,
+        registry: Registry = Registry(),  # noqa: B008 - it cannot change
     ) -> None:
         self._engine = engine
+        registry.check(engine.identity, prompt_sha256=self._wording_sha256)
         self._settings = settings
-        self._strategies = strategies
+        self._registry = registry
+        self.strategies = {**strategies, **registry.strategies()}
         self._version = template.answer_position.version
         self._allowed = engine.identity.model.context_tokens
         self._cache = AnswerCache(settings.answer_cache_entries)
         self._begun: dict[tuple[Piece, ...], Segment] = {}
         self._readers: dict[str, Reader] = {}
         self._refusals: dict[str, str] = {}
-        for name, strategy in strategies.items():
+        for name, strategy in self.strategies.items():
             try:
                 self._readers[name] = strategy.on(
                     template, lambda pieces: engine.encode(pieces, start=False), max_options=settings.max_options
@@ -79,12 +91,16 @@ class DecisionService:
                     f"This model serves no decisions: {error}. Set chat_template on the server to another template of "
                     "the model, to a file, or to plain."
                 )
-        self.refusal = self._refusals.get(choose(None, strategies).name, "")
+        self.refusal = self._refusals.get(choose(None, self.strategies).name, "")
+
+    def _wording_sha256(self, wording: Wording) -> str:
+        encode = self._engine.encode
+        return prompt_sha256(encode(wording.before, start=True), encode(wording.after, start=False))
 
     @property
     def most_options(self) -> int:
         """Options that a question may have with the first readout; 0 when no decision can be read."""
-        reader = self._readers.get(choose(None, self._strategies).name)
+        reader = self._readers.get(choose(None, self.strategies).name)
         return reader.most_options if reader else 0
 
     async def decide(self, request: DecisionRequest, *, preparing: Preparing) -> list[Answer]:
@@ -98,7 +114,7 @@ class DecisionService:
             Problem: Over budget, more options than the model has slots, an unknown readout, busy, too late, the engine
                 failed, or the model serves no decisions.
         """
-        chosen = [choose(question.readout, self._strategies) for question in request.questions]
+        chosen = [choose(question.readout, self.strategies) for question in request.questions]
         for strategy in chosen:
             if refusal := self._refusals.get(strategy.name):
                 raise Problem(Kind.UNSUPPORTED, refusal)
@@ -168,7 +184,7 @@ class DecisionService:
         return _Prepared(question, strategy, reader, prompts, layout, sha256)
 
     def _tokenized(self, prompt: Prompt, work: Tokenizing, *, hidden: bool) -> ScorePrompt:
-        """The prompt in tokens, cut where others may go on, and where the engine cuts for a hidden state."""
+        """The prompt in tokens, cut where others may go on."""
         before = self._begun.get(prompt.before)
         if before is None:  # so many as the strategies have: callers have no part in it
             before = self._begun[prompt.before] = Segment(tuple(self._engine.encode(prompt.before, start=True)))
@@ -180,9 +196,6 @@ class DecisionService:
         segments = [before]
         if shared:
             segments.append(Segment(tuple(shared), private=prompt.private))
-        if hidden and (cut := len(rest) - HIDDEN_TAIL_TOKENS) > 0:
-            segments.append(Segment(rest[:cut], private=True))
-            return ScorePrompt(shared=tuple(segments), tail=rest[cut:], hidden=True)
         return ScorePrompt(shared=tuple(segments), tail=rest, hidden=hidden)
 
     def _answer(self, prepared: _Prepared, scores: Sequence[Score], state: str, total_ms: float) -> Answer:
@@ -191,6 +204,7 @@ class DecisionService:
             read = prepared.reader.read(positions, state=state, question=prepared.question)
         except ValueError as error:
             raise Problem(Kind.REQUEST_FAILED, f"{error}; the model file may be damaged") from error
+        registration = prepared.question.registration
         return Answer(
             probabilities=read.probabilities,
             logits=read.logits,
@@ -198,8 +212,10 @@ class DecisionService:
             slot_mass=read.slot_mass,
             entropy=read.entropy,
             prompt_sha256=prepared.sha256,
-            prompt_version=prepared.strategy.prompt_version(prepared.layout) + self._version,
+            prompt_version=self._prompt_version(prepared),
             readout=prepared.strategy.name,
+            probability_status="calibrated" if prepared.strategy.calibrated else "uncalibrated",
+            ruling=None if registration is None else self._registry.decisions[registration.name].rule(read),
             tokens=TokenCounts(
                 prompt=sum(score.tokens.prompt for score in scores),
                 evaluated=sum(score.tokens.evaluated for score in scores),
@@ -211,6 +227,10 @@ class DecisionService:
                 total_ms=total_ms,
             ),
         )
+
+    def _prompt_version(self, prepared: _Prepared) -> str:
+        version = prepared.strategy.prompt_version(prepared.layout)
+        return version + self._version if prepared.strategy.in_template else version
 
 
 def _shared(score: Score) -> Score:

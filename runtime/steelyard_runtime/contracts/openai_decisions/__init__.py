@@ -18,6 +18,8 @@ What the model reads:
 - A predicate has the options ``yes`` and ``no``. A choice shows its value, a level its label, followed by
   ``: description`` when there is one. A boolean is shown as ``true`` or ``false``; when a string of the same spelling
   is also a choice, the strings are shown as JSON strings.
+- A question of the type ``registered`` is ours: ``{"type": "registered", "use": "support-route@3"}`` asks a registered
+  decision. Its answer has the type that the decision's contract has, and an action.
 
 Caching: ``prompt_cache_breakpoint``, ``prompt_cache_key`` and ``prompt_cache_options`` (``mode`` implicit, ``ttl``) are
 accepted as hints. They change no answer; the server keeps the prefixes that its memory allows, by caller, at boundaries

@@ -23,10 +23,12 @@ from steelyard_runtime.contracts.neutral import IgnoredText
 from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
+    USE,
     NonEmpty,
     Path,
     Sized,
     Strict,
+    Use,
     fault,
     invalid,
     quote,
@@ -295,6 +297,17 @@ class Score(Strict):
     name: StrictStr | None = None
 
 
+class Registered(Strict):
+    """A registered decision; the answer is a predicate, a choice or a score, as its contract has it."""
+
+    type: Literal["registered"]
+    use: Use = Field(description=USE)
+    name: StrictStr | None = None
+
+
+AnyQuestion: TypeAlias = Predicate | Choice | Score | Registered
+
+
 def _no_explicit_mode(mode: Any) -> Any:
     if mode == "explicit":
         raise unsupported(
@@ -320,7 +333,7 @@ class Request(Strict):
         _TEXT_OR_PARTS,
     ]
     questions: Annotated[
-        list[Annotated[Predicate | Choice | Score, Discriminator("type")]],
+        list[Annotated[AnyQuestion, Discriminator("type")]],
         Sized("question", low=1, most=MAX_QUESTIONS, setting="max_questions"),
     ]
     prompt_cache_key: IgnoredText = None

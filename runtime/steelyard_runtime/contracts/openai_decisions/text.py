@@ -10,15 +10,18 @@ from typing import Any
 from steelyard_runtime.contracts.contract import AskedDecisions
 from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.contracts.openai_decisions.request import (
+    AnyQuestion,
     AssistantMessage,
     Choice,
     ChoiceModel,
     CustomToolCall,
     FunctionCall,
     InputJSON,
+    Level,
     Message,
     Predicate,
     Refusal,
+    Registered,
     Score,
     parse,
 )
@@ -31,7 +34,10 @@ _LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded(AskedDecisions):
-    """A valid request; ``questions`` are as the caller sent them, in the order of ``request.questions``."""
+    """A valid request; ``questions`` are as the caller sent them, in the order of ``request.questions``.
+
+    For a registered decision a question stands there that is answered as its contract has it.
+    """
 
     questions: tuple[Predicate | Choice | Score, ...]
 
@@ -46,10 +52,10 @@ def decode(body: Any, limits: Limits) -> Decoded:
     return Decoded(
         request=DecisionRequest(
             state=parsed.input if isinstance(parsed.input, str) else "\n".join(map(_block, parsed.input)),
-            questions=tuple(_question(question) for question in parsed.questions),
+            questions=tuple(_question(question, limits) for question in parsed.questions),
             layout=parsed.x_layout,
         ),
-        questions=tuple(parsed.questions),
+        questions=tuple(_answered_as(question, limits) for question in parsed.questions),
         model=parsed.model,
     )
 
@@ -99,7 +105,9 @@ def _part(part: Any) -> str:
             return str(part.text)
 
 
-def _question(question: Predicate | Choice | Score) -> Question:
+def _question(question: AnyQuestion, limits: Limits) -> Question:
+    if isinstance(question, Registered):
+        return limits.registered()[question.use]
     instructions = _content(question.instructions)
     match question:
         case Predicate():
@@ -115,6 +123,23 @@ def _question(question: Predicate | Choice | Score) -> Question:
                 for index, level in enumerate(question.levels)
             )
     return Question(instructions=instructions, options=options)
+
+
+def _answered_as(question: AnyQuestion, limits: Limits) -> Predicate | Choice | Score:
+    if not isinstance(question, Registered):
+        return question
+    registered = limits.registered()[question.use]
+    kind = registered.registration.type if registered.registration else "choice"
+    instructions, name, options = registered.instructions, question.name, registered.options
+    match kind:
+        case "yesno":
+            return Predicate(type="predicate", instructions=instructions, name=name)
+        case "score":
+            levels = [Level(label=option.id) for option in options]
+            return Score.model_construct(type="score", instructions=instructions, levels=levels, name=name)
+        case "choice":
+            choices = [ChoiceModel(value=option.id) for option in options]
+            return Choice.model_construct(type="choice", instructions=instructions, choices=choices, name=name)
 
 
 def _labels(choices: Sequence[ChoiceModel]) -> list[str]:

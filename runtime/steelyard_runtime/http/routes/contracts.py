@@ -62,7 +62,8 @@ async def _decoded(contract: Contract[AskedT, Any], request: Request, body: Any)
     record = record_of(request)
     record.contract, record.errors = contract.name, contract.errors
     runtime = runtime_of(request)
-    decoded = await preparing_of(request).parse(contract.decode, body, Limits.of(runtime.settings))
+    limits = Limits.of(runtime.settings, registered=lambda: runtime.require().registered)
+    decoded = await preparing_of(request).parse(contract.decode, body, limits)
     services = runtime.require()
     services.names.check(decoded.model, generic=contract.generic_names)
     return decoded, services

@@ -1,0 +1,202 @@
+"""The registered decisions of a server: loaded from their folders, proved to belong to it, and found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from steelyard_runtime.contracts.text import labelled
+from steelyard_runtime.decision import Option, Question, Registration, Ruling
+from steelyard_runtime.decisions.contract import MAX_FILE_BYTES, Contract, ContractError, parse_contract
+from steelyard_runtime.decisions.head import Head, HeadError, load_head
+from steelyard_runtime.decisions.policy import decide
+from steelyard_runtime.decisions.readout import HeadReadout
+from steelyard_runtime.decisions.wordings import WORDINGS, Wording
+from steelyard_runtime.engine.interface import EngineIdentity
+from steelyard_runtime.scoring.letters import Letters
+from steelyard_runtime.scoring.strategies import Strategies
+from steelyard_runtime.scoring.strategy import Readout
+
+FOLDER = "decisions"
+"""A folder of this name beside the model file is found by itself."""
+CONTRACT_FILE = "contract.toml"
+
+
+class RegistryError(ValueError):
+    """The registered decisions cannot be served; the message says which file, what is wrong and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """One registered decision.
+
+    Attributes:
+        contract: What is asked, and what is done with an answer.
+        head: Its fitted head; None for letters.
+    """
+
+    contract: Contract
+    head: Head | None
+
+    @property
+    def readout(self) -> str:
+        """Name of the strategy that reads it."""
+        return f"head:{self.contract.full_name}" if self.head else Letters().name
+
+    @property
+    def question(self) -> Question:
+        """The question, as a request would ask it."""
+        return Question(
+            instructions=self.contract.question,
+            options=tuple(
+                Option(id=option.id, text=labelled(option.id, option.description), name=option.id)
+                for option in self.contract.options
+            ),
+            readout=self.readout,
+            registration=Registration(name=self.contract.full_name, type=self.contract.type),
+        )
+
+    def rule(self, readout: Readout) -> Ruling:
+        """Apply the policy to what was read."""
+        verdict = decide(
+            self.contract,
+            readout.probabilities,
+            distance_rank=readout.distance_rank,
+            calibrated=self.head is not None,
+        )
+        return Ruling(
+            decision=self.contract.full_name,
+            contract_sha256=self.contract.sha256,
+            head_sha256=self.head.sha256 if self.head else None,
+            action=verdict.action,
+            reason=verdict.reason,
+            distance_rank=verdict.distance_rank,
+        )
+
+    def described(self) -> dict[str, Any]:
+        """What ``GET /v1/identity`` says of it, JSON-ready."""
+        contract = self.contract
+        return {
+            "decision": contract.full_name,
+            "type": contract.type,
+            "question": contract.question,
+            "options": list(contract.option_ids),
+            "way_out": contract.way_out,
+            "readout": self.readout,
+            "calibrated": self.head is not None,
+            "contract_sha256": contract.sha256,
+            "head_sha256": self.head.sha256 if self.head else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """Registered decisions.
+
+    Attributes:
+        decisions: By ``NAME@VERSION``.
+        questions: What requests find by ``NAME@VERSION``, and by ``NAME`` for the latest version.
+    """
+
+    decisions: Mapping[str, Registered] = field(default_factory=dict)
+    questions: Mapping[str, Question] = field(init=False)
+
+    def __post_init__(self) -> None:
+        latest: dict[str, Registered] = {}
+        for each in sorted(self.decisions.values(), key=lambda each: each.contract.version):
+            latest[each.contract.name] = each
+        found = {name: each.question for name, each in {**self.decisions, **latest}.items()}
+        object.__setattr__(self, "questions", MappingProxyType(found))
+
+    def strategies(self) -> Strategies:
+        """The heads' readouts, by name."""
+        return {each.readout: HeadReadout(each.readout, each.head) for each in self.decisions.values() if each.head}
+
+    def check(self, identity: EngineIdentity, *, prompt_sha256: Callable[[Wording], str]) -> None:
+        """Refuse heads that were fitted on anything else than this engine's model, build and words.
+
+        Args:
+            identity: The engine's.
+            prompt_sha256: The hash of a wording's tokens.
+
+        Raises:
+            RegistryError: With each thing that differs.
+        """
+        for each in self.decisions.values():
+            if each.head is None:
+                continue
+            try:
+                each.head.check(
+                    contract=each.contract,
+                    model_sha256=identity.model.sha256,
+                    prompt_sha256=prompt_sha256(WORDINGS[each.contract.readout.wording]),
+                    llama_cpp=identity.llama_cpp,
+                )
+            except HeadError as error:
+                raise RegistryError(str(error)) from error
+            if (size := each.head.description.embedding_size) != identity.model.embedding_size:
+                raise RegistryError(
+                    f"the head of {each.contract.full_name} takes {size} numbers and the model's hidden states have "
+                    f"{identity.model.embedding_size}; fit it again: steelyard decision fit {each.contract.name}"
+                )
+
+
+def folder_of(setting: str | None, *, model: Path) -> Path | None:
+    """The folder of registered decisions: the setting's, or the one beside the model file; None where there is none."""
+    if setting is not None:
+        return Path(setting).expanduser()
+    beside = model.parent / FOLDER
+    return beside if beside.is_dir() else None
+
+
+def load_registry(folder: Path) -> Registry:
+    """Load every decision of a folder; a folder in it is one decision, called ``NAME`` or ``NAME@VERSION``.
+
+    Raises:
+        RegistryError: The folder or a file in it cannot be read, is wrong, or is there twice.
+    """
+    try:
+        inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        raise RegistryError(f"the folder of decisions {folder} cannot be read: {error.strerror}") from error
+    found: dict[str, Registered] = {}
+    for path in inside:
+        each = _load(path)
+        if each.contract.full_name in found:
+            raise RegistryError(f"{folder} has the decision {each.contract.full_name} twice; remove one")
+        found[each.contract.full_name] = each
+    in_order = sorted(found.values(), key=lambda each: (each.contract.name, each.contract.version))
+    return Registry({each.contract.full_name: each for each in in_order})
+
+
+def _load(folder: Path) -> Registered:
+    path = folder / CONTRACT_FILE
+    try:
+        contract = parse_contract(_text(path))
+    except ContractError as error:
+        raise RegistryError(f"{path} is no contract: {error}") from error
+    if folder.name not in (contract.name, contract.full_name):
+        raise RegistryError(
+            f"{path} has the name {contract.name!r} and version {contract.version}, and lies in the folder "
+            f"{folder.name!r}; call the folder {contract.name} or {contract.full_name}"
+        )
+    if contract.readout.strategy == "letters":
+        return Registered(contract=contract, head=None)
+    try:
+        return Registered(contract=contract, head=load_head(folder))
+    except HeadError as error:
+        raise RegistryError(str(error)) from error
+
+
+def _text(path: Path) -> str:
+    try:
+        if (size := path.stat().st_size) > MAX_FILE_BYTES:
+            raise RegistryError(f"{path} has {size} bytes and {MAX_FILE_BYTES} are allowed")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RegistryError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RegistryError(f"{path} is not UTF-8") from error
