@@ -173,6 +173,47 @@ def test_sweep_removes_only_what_aws_made_again(world: World, run: Run) -> None:
         logs.delete_log_group(logGroupName=name)
 
 
+def test_sweep_finds_what_no_stack_has_and_deletes_it_by_name(world: World, run: Run) -> None:
+    """A bucket that was renamed, and a repository and a key that a stack kept: nothing told of them before."""
+    s3, ecr, kms = world.client("s3"), world.client("ecr"), world.client("kms")
+    mark = [{"Key": "steelyard:environment", "Value": "dev"}]
+    s3.create_bucket(Bucket="renamed-away")
+    s3.put_bucket_versioning(Bucket="renamed-away", VersioningConfiguration={"Status": "Enabled"})
+    s3.put_bucket_tagging(Bucket="renamed-away", Tagging={"TagSet": mark})
+    for _ in range(2):
+        s3.put_object(Bucket="renamed-away", Key="model", Body=b"weights")
+    ecr.create_repository(repositoryName="kept-images", tags=mark)
+    key = kms.create_key(Tags=[{"TagKey": "steelyard:environment", "TagValue": "dev"}])["KeyMetadata"]
+    s3.create_bucket(Bucket="of-staging")
+    s3.put_bucket_tagging(Bucket="of-staging", Tagging={"TagSet": [{**mark[0], "Value": "staging"}]})
+
+    listed = run("sweep")
+    assert listed.returncode == 0, listed.stderr
+    for arn in ("arn:aws:s3:::renamed-away", ":repository/kept-images", key["Arn"]):
+        assert arn in listed.stdout
+    assert "of-staging" not in listed.stdout
+    stacks = [each.split()[1] for each in world.everything() if each.startswith("bucket ")]
+    assert len(stacks) > 2
+    assert [name for name in stacks if f"arn:aws:s3:::{name}" in listed.stdout] == ["renamed-away"]
+    assert "3 kept without a stack" in listed.stderr
+
+    refused = run("sweep", "--delete", "arn:aws:s3:::of-staging", "--yes")
+    assert refused.returncode == 2
+    assert "is not a resource of dev that stands outside its stacks" in refused.stderr
+    assert run("sweep", "--delete", "arn:aws:s3:::renamed-away", stdin="n\n").returncode == 0
+    assert "renamed-away" in run("sweep").stdout
+    repository = next(word for word in listed.stdout.split() if word.endswith(":repository/kept-images"))
+    done = run("sweep", "--yes", "--delete", "arn:aws:s3:::renamed-away", "--delete", repository)
+    assert done.returncode == 0, done.stderr
+    assert "with 2 versions of objects" in done.stderr
+    done = run("sweep", "--yes", "--delete", key["Arn"])
+    assert "will be deleted in 30 days" in done.stderr
+    after = run("sweep").stdout
+    assert "renamed-away" not in after
+    assert "kept-images" not in after
+    s3.delete_bucket(Bucket="of-staging")
+
+
 def groups(world: World) -> set[str]:
     return {each["logGroupName"] for each in world.client("logs").describe_log_groups()["logGroups"]}
 
