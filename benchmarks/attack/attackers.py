@@ -199,6 +199,15 @@ def many_keys(attacker: Attacker) -> None:
     attacker.crowd(6, 240, lambda: attacker.post("/v1/systemone", body))
 
 
+def many_faults(attacker: Attacker) -> None:
+    """Six clients whose chats name 60,000 tokens wrongly: each name may be worth a fault in the answer."""
+    messages = [{"role": "user", "content": "hello"}]
+    body = _json(
+        {"model": "default", "messages": messages, "logit_bias": {f"x{number}": 0 for number in range(60_000)}}
+    )
+    attacker.crowd(6, 240, lambda: attacker.post("/v1/chat/completions", body))
+
+
 def idle_connections(attacker: Attacker) -> None:
     """260 idle keep-alive connections, each after one answered request."""
     _keep_open(attacker, 260, b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -314,7 +323,16 @@ ATTACKS: dict[str, Callable[[Attacker], None]] = {
     attack.__name__.replace("_", "-"): attack
     for attack in (
         *(hung_up_spaces, spaces, big_texts, one_big_text, big_chats, many_messages, big_prompts),
-        *(empty_lists, many_keys, idle_connections, silent_connections, slow_heads, slow_bodies, huge_heads),
+        *(
+            empty_lists,
+            many_keys,
+            many_faults,
+            idle_connections,
+            silent_connections,
+            slow_heads,
+            slow_bodies,
+            huge_heads,
+        ),
         *(bad_requests, unread_streams, long_chats, many_names),
     )
 }

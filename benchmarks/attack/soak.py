@@ -41,7 +41,7 @@ STORED = "steelyard_engine_prefix_bytes"
 ROWS: tuple[tuple[str, ...], ...] = (
     (
         *("hung-up-spaces", "spaces", "big-texts", "one-big-text", "big-chats", "many-messages", "big-prompts"),
-        *("empty-lists", "many-keys"),
+        *("empty-lists", "many-keys", "many-faults"),
     ),
     (
         *("idle-connections", "silent-connections", "slow-heads", "slow-bodies", "huge-heads", "bad-requests"),

@@ -51,7 +51,7 @@ SAMPLED: tuple[tuple[Mapping[str, Any], tuple[int, ...]], ...] = (
     ({"temperature": 1.0, "min_p": 0.9, "seed": 5}, (0,) * 8),
     ({"temperature": 0.01, "seed": 5}, (0,) * 8),
 )
-"""What samplers choose from these logits, step by step. No draw: which token a seed gives is the library's own."""
+"""The tokens that samplers choose from these logits. No draw: which token a seed gives is the library's own."""
 
 MEASURE_TIMEOUT_S = 60.0
 _ROOM = 4096
@@ -92,7 +92,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """What a libllama shows of itself.
+    """Facts that a libllama reports of itself.
 
     Attributes:
         llama_version: What ``llama_version()`` answers.
@@ -329,7 +329,7 @@ def check_logits(evaluate: Callable[[Path, list[int]], Any]) -> None:
 
 
 def _inspect_here(libraries: Path) -> dict[str, Any]:
-    """What ``inspect`` finds, in this process. Only the standard library is there."""
+    """Inspect a libllama in this process. Only the standard library is there."""
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"):
         raise AbiError(f"how {platform.system()} on {platform.machine()} returns structs is not known here")
     path = libraries / "libllama.so"
@@ -355,7 +355,7 @@ def _text(function: Any) -> str:
 
 
 def _size(function: Any, *arguments: int) -> int:
-    """How many bytes a function writes that returns a struct by value, in whole units of its alignment.
+    """Count the bytes that a function writes which returns a struct by value, in whole units of its alignment.
 
     Such a function writes where its caller says. Ours says: into a larger room, filled with a known byte; done with two
     different bytes, what has stayed in both was not written.

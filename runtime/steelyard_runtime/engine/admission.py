@@ -1,4 +1,4 @@
-"""Which requests are let in: how much work is ahead, whether a deadline can be met, when to try again. Needs a lock."""
+"""Admission control: the work ahead, deadlines that can be met, times to try again. Needs a lock."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Admission:
             )
 
     def seconds_ahead(self, *, beside_chats: bool, chat: bool, own_tokens: int | None = None) -> float:
-        """How long what is before a new request takes, by the measured rates.
+        """Estimate the seconds of work before a new request, by the measured rates.
 
         Args:
             beside_chats: Chats are running.

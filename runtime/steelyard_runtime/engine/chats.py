@@ -23,9 +23,9 @@ KEPT_TOKENS = 32
 DECISIONS_ABOUT_S = 30.0
 """For how long after a decision the chats expect another one."""
 CHUNK_IN_DECISIONS = 3.0
-"""How long a chunk that nothing can interrupt may take while decisions come, in times of one of them."""
+"""Longest time of a chunk that nothing can interrupt, while decisions come: as a multiple of one decision's."""
 CHUNK_BESIDE_CHATS_S = 1.0
-"""How long another may take while other chats generate, which have a token after each; a whole tile in any case."""
+"""Longest time of any other chunk while other chats generate, which have a token after each; at least a tile."""
 
 
 class ChatBatcher:

@@ -12,7 +12,7 @@ from steelyard_runtime.engine.segments import TILE
 
 SHORTEST = 16
 SMALLER = 2 / 3
-"""How much of the time for tiles a smaller chunk may take: it uses all of that, while whole tiles end below it."""
+"""Share of the time for tiles that a smaller chunk may take: it uses all of that, while whole tiles end below it."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Chunks:
     seconds: float = 0.0
 
     def next(self, *, budget_s: float, most: int) -> int:
-        """How many tokens may come next.
+        """Return the number of tokens that may come next.
 
         Args:
             budget_s: Longest that they may take.

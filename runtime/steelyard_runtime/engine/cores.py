@@ -1,4 +1,4 @@
-"""How many cores llama.cpp may use. Threads beyond the free cores collapse throughput: they spin at barriers.
+"""The number of cores that llama.cpp may use. Threads beyond the free cores collapse throughput: they spin at barriers.
 
 Everything is read from files under ``root``, so that tests can bring their own machine.
 """
@@ -20,7 +20,7 @@ FAST_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
-    """What this process may run on.
+    """The processors that this process may run on.
 
     Attributes:
         logical: Logical processors that the affinity and the cpuset allow.

@@ -1,4 +1,4 @@
-"""What becomes of work: results, problems and counts go to the callers that still wait."""
+"""Delivers results and problems to the callers that still wait, and counts them."""
 
 from __future__ import annotations
 

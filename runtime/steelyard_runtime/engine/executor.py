@@ -1,4 +1,4 @@
-"""How work runs: one question, text or prefix of a ticket at a time, or several questions in one decode."""
+"""Runs work: one question, text or prefix of a ticket at a time, or several questions in one decode."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ class Executor:
             self._run_alone(ticket)
 
     def _tokens_until(self, deadline: float) -> int:
-        """How many tokens may share a decode, by the measured rate, without making anyone late."""
+        """Tokens that may share a decode, by the measured rate, so that no request is late."""
         rate = self._meter.rate
         if not rate or math.isinf(deadline):
             return self.contexts.decisions.shape.batch_tokens

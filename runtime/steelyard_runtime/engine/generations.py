@@ -85,7 +85,7 @@ class Prefill:
 
     @property
     def generation(self) -> Generation:
-        """Whose prompt it is."""
+        """The generation that the prompt belongs to."""
         return self.choice.generation
 
 

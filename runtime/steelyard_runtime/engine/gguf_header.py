@@ -104,7 +104,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a GGUF file says of itself.
+    """The header of a GGUF file.
 
     Attributes:
         path: The file.

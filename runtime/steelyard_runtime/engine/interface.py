@@ -144,7 +144,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What the start-up probe found in a child process. See ``docs/explanation/exactness.md``.
+    """The findings of the start-up probe. See ``docs/explanation/exactness.md``.
 
     Attributes:
         memory: The kind of sequence memory: dense, swa, hybrid, recurrent.
@@ -268,7 +268,7 @@ class Grammar(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to choose tokens. Neutral values switch a step off (``top_k=0``, ``top_p=1``, ``min_p=0``).
+    """Parameters of the choice of tokens. Neutral values switch a step off (``top_k=0``, ``top_p=1``, ``min_p=0``).
 
     ``temperature=0`` is greedy. ``grammar`` is from ``Engine.grammar``. ``top_logprobs`` is None for no
     logprobs, else how many alternatives to report (0 to 20), from the distribution before any of these steps.

@@ -142,7 +142,7 @@ class JsonText:
         self._size = size
 
     def allowed(self) -> Allowed:
-        """Which tokens may follow, shape ``(vocabulary,)``. At least one may.
+        """Return which tokens may follow, shape ``(vocabulary,)``. At least one may.
 
         Raises:
             JsonOutputError: None may, or finding out would take too long.

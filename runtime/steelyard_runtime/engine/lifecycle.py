@@ -1,4 +1,4 @@
-"""Where the engine is between its start and its end."""
+"""The engine's state between its start and its end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from steelyard_runtime.errors import Kind, Problem
 
 RESTART_MS = 5000
-"""When to try again after the engine died: whatever started the process starts another one."""
+"""Time to try again after the engine died: whatever started the process starts another one."""
 
 
 class Lifecycle:

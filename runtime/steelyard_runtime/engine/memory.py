@@ -1,4 +1,4 @@
-"""How much memory this process has, by kind, as far as the system tells."""
+"""The memory of this process by kind, where the system reports it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MemoryUse:
 
 
 def used(status: Path = _STATUS) -> MemoryUse | None:
-    """What Linux says of this process; None elsewhere."""
+    """Read Linux's figures of this process; None elsewhere."""
     try:
         lines = status.read_text(encoding="ascii").splitlines()
     except OSError:

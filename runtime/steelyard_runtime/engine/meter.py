@@ -1,4 +1,4 @@
-"""What the engine has done and how fast: counters, the running decode, the measured rates."""
+"""Measures the engine: counters, the running decode, the measured rates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def smoothed(average: float, value: float) -> float:
 
 @dataclass(slots=True)
 class Decode:
-    """How many seconds a decode took, without what interrupted it; 0 while it runs."""
+    """The seconds that a decode took, without what interrupted it; 0 while it runs."""
 
     seconds: float = 0.0
 
@@ -93,7 +93,7 @@ class Meter:
         self.chat_turn_s = smoothed(self.chat_turn_s, seconds)
 
     def seconds(self, tokens: int, *, chat: bool = False) -> float:
-        """How long evaluating ``tokens`` takes at the measured rate; 0 while none was measured."""
+        """Estimate the seconds that ``tokens`` take at the measured rate; 0 while none was measured."""
         rate = (self.chat_rate if chat else 0.0) or self.rate
         return tokens / rate if rate else 0.0
 

@@ -213,7 +213,7 @@ def _header(path: Path) -> Header:
 
 
 def _companion(header: Header) -> str | None:
-    """What the file is when it is no model by itself, else None."""
+    """Say what the file is when it is no model by itself; else None."""
     if _text(header, "general.architecture") == _PROJECTOR_ARCHITECTURE:
         return _COMPANIONS["mmproj"]
     return _COMPANIONS.get(_text(header, "general.type") or "model")

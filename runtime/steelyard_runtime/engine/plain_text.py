@@ -1,4 +1,4 @@
-"""Which tokens callers' text may never become, and where to cut a text that spells one of them.
+"""Tokens that callers' text may never become, and places to cut a text that spells one of them.
 
 llama.cpp tokenizes text without its control tokens, but it matches user-defined tokens in any text, some tokenizers
 join characters to tokens of every type, and others look all tokens up. So what it gave is checked, token by token.

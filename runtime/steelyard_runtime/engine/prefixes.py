@@ -1,4 +1,4 @@
-"""Which evaluated prefixes are kept between requests. Bookkeeping only: it never touches llama.cpp.
+"""The store of evaluated prefixes that are kept between requests. Bookkeeping only: it never touches llama.cpp.
 
 A prefix is a chain of whole segments, kept as a snapshot of the sequence that held it, because a part of a sequence
 cannot be taken back on every architecture.
@@ -66,7 +66,7 @@ class PrefixStore:
         self.evictions = 0
 
     def longest(self, chain: Chain, *, caller: str) -> tuple[int, Snapshot] | None:
-        """How many segments the longest kept beginning of ``chain`` has, and its snapshot; marks it as used."""
+        """Find the longest kept prefix of ``chain``, and mark it as used: its number of segments, and its snapshot."""
         for end in range(len(chain), 0, -1):
             if (kept := self._kept.get(key_of(chain[:end], caller=caller))) is not None:
                 self._touch(kept)

@@ -1,4 +1,4 @@
-"""What the start finds out about a model: may snapshots be shared, and are answers exact to the bit?
+"""The probe at the start: may snapshots be shared on this model, and are answers exact to the bit?
 
 The serving context itself proves it, at every start, as part of the self-test. Whether trying it is safe at all is a
 property of the architecture: llama.cpp aborts the process where an architecture cannot do something. See ``trial``.
@@ -202,7 +202,7 @@ def _noise(a: Logits, b: Logits) -> float:
 
 
 def conclude(finding: Finding, *, memory: Memory, note: str = "") -> Probe:
-    """What the engine does with a finding: exactness is worth more than a saved prefix.
+    """Conclude from a finding: exactness is worth more than a saved prefix.
 
     Args:
         finding: What ``examine`` found.

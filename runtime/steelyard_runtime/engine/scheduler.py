@@ -1,4 +1,4 @@
-"""What runs next: the queues of decisions and chats, which requests are let in, and whose turn it is."""
+"""Decides what runs next: queues of decisions and chats, admission, duplicates, turns."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class Scheduler:
 
     @property
     def depth(self) -> int:
-        """How many tickets and chats wait."""
+        """The number of tickets and chats that wait."""
         return len(self._tickets) + len(self._chats)
 
     @property

@@ -35,7 +35,7 @@ Wanted = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a job holds for its later prompts, within the store's capacity.
+    """A prefix that a job holds for its later prompts, within the store's capacity.
 
     Attributes:
         chain: What was evaluated.

@@ -61,7 +61,7 @@ def evaluate(
 
 
 def _filling(tokens: int, position: int, context: Context) -> int:
-    """How many tokens to add to the last decode, so that it is not slower than with them."""
+    """Return how many tokens to add to the last decode, because it is faster with them."""
     shape = context.shape
     room = min(shape.batch_tokens - tokens, shape.sequence_tokens - position - tokens)
     tile, rows = TILE - tokens, -tokens % ROWS

@@ -169,7 +169,7 @@ def _batch_tokens(settings: Settings, *, allowed: int) -> int:
 
 
 def _embedder(model: llama.Model, shape: llama.ContextShape) -> llama.Context | None:
-    """What embeds, if the model does. Made at the start, so that too little memory is found out there.
+    """Make the context that embeds, if the model gives embeddings; at the start, so that too little memory shows there.
 
     llama.cpp has logits of all tokens of a batch that it pools, twice: of 2,000 tokens and 152,000 words 2.4 GB. So the
     pieces of a text are batches as of decisions; only what looks in both directions must have the text whole.

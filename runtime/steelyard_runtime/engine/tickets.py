@@ -70,7 +70,7 @@ class Ticket(Generic[Job, Result]):
 
     @property
     def queue_ms(self) -> float:
-        """How long it waited before the engine began."""
+        """Milliseconds that it waited before the engine began."""
         return max(0.0, self.started - self.submitted) * 1000
 
     def fail(self, problem: Exception) -> None:

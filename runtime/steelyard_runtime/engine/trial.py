@@ -27,7 +27,7 @@ from steelyard_runtime.engine import llama, probe
 from steelyard_runtime.legible import legible, reason_of
 
 SAFE_ARCHITECTURES = frozenset({"gemma3", "llama", "mamba2", "qwen2", "qwen35"})
-"""Whose snapshots need not be tried in a child: our tests run them."""
+"""Architectures whose snapshots need not be tried in a child: our tests run them."""
 PROMPT_TOKENS = 12
 SEQUENCE_TOKENS = 256
 BATCH_TOKENS = 512
@@ -51,7 +51,7 @@ class TrialError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the child may take.
+    """Limits of the child.
 
     Attributes:
         seconds: From its start to its end.
@@ -126,7 +126,7 @@ def _small(shape: llama.ContextShape) -> llama.ContextShape:
 
 
 def _ended(status: int) -> str:
-    """How a child ended that did not end well, as a verb; "" for one that did."""
+    """Say how a child ended that did not end well, as a verb; "" for one that did."""
     if status >= 0:
         return f"ended with status {status}" if status else ""
     with contextlib.suppress(ValueError):

@@ -1,11 +1,11 @@
-"""Whose turn it is: a decision goes before the chats, which get their share of the time all the same."""
+"""Turns of decisions and chats: decisions go first, and the chats get their share of the time all the same."""
 
 from __future__ import annotations
 
 CHATS_SHARE = 0.2
 """Of the engine's time, that chats have at least while decisions wait."""
 IN_A_ROW = 4
-"""How many waiting decisions run before chats that had their share so far."""
+"""Number of waiting decisions that run before chats that had their share so far."""
 OWED_PER_SECOND = CHATS_SHARE / (1 - CHATS_SHARE)
 
 

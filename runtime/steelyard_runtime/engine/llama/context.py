@@ -24,14 +24,14 @@ CACHE_TYPES: dict[CacheType, int] = {"f16": 1, "q8_0": 8}  # ggml_type
 OWN_PAGES_FROM = 1 << 20
 """Bytes of a snapshot from which it has pages of its own."""
 NODES_BETWEEN_STOPS = 4
-"""Of a decode's graph: an eighth of a layer. Stopping there costs less than a hundredth of a chunk of a prompt."""
+"""Nodes of the graph, an eighth of a layer. Stopping there costs less than a hundredth of a chunk of a prompt."""
 UNCHANGED = (-1, 1)
-"""What ``llama_decode`` returns for a batch that it refuses whole, and for one that finds no room."""
+"""Results of ``llama_decode`` for a batch that it refuses whole, and for one that finds no room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextShape:
-    """What is asked of a context, and read back from it."""
+    """Parameters of a context, asked for and read back."""
 
     sequence_tokens: int
     sequences: int
@@ -44,7 +44,7 @@ class ContextShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """What a sequence held: its used cells, and a recurrent model's state. In this process's memory, not the context's.
+    """The contents of a sequence, its used cells and recurrent state, in this process's memory and not the context's.
 
     Attributes:
         data: llama.cpp's own format; only a context of the same shape over the same model may take it.
@@ -286,11 +286,11 @@ class Context:
         return np.ctypeslib.as_array(pointer, shape=(self.model.embedding_size,)).copy()
 
     def snapshot_bytes(self, sequence: int) -> int:
-        """How many bytes a snapshot of ``sequence`` has now."""
+        """Return the bytes that a snapshot of ``sequence`` would have now."""
         return int(L.llama_state_seq_get_size(self.pointer, sequence))
 
     def save(self, sequence: int) -> Snapshot:
-        """What ``sequence`` holds. Its cost grows with the cells in use, not with the size of the context.
+        """Take a snapshot of ``sequence``. Its cost grows with the cells in use, not with the size of the context.
 
         Raises:
             LlamaError: llama.cpp did not give it.

@@ -128,7 +128,7 @@ _SIGNED = "bhilq"
 
 
 def signatures(names: Iterable[str]) -> dict[str, str]:
-    """How the binding declares llama.cpp's functions, by name: result and parameters; "missing" where it has none.
+    """Return the binding's declarations by function: result and parameters; "missing" where it has none.
 
     >>> signatures(["llama_sampler_init_min_p"])
     {'llama_sampler_init_min_p': 'pointer(p: float32, min_keep: uint64)'}

@@ -175,7 +175,7 @@ class Vocabulary:
 
     @cached_property
     def facts(self) -> VocabularyFacts:
-        """What bounds and cuts texts."""
+        """Facts of the vocabulary that bound and cut texts."""
         buffer = ctypes.create_string_buffer(4096)
         pieces = []
         for token in range(self.size):
@@ -337,7 +337,7 @@ class Model:
 
     @property
     def pooling(self) -> Pooling:
-        """How the model pools embeddings, from its metadata; ``none`` for models that are not made for it."""
+        """The pooling of embeddings, from its metadata; ``none`` for models that are not made for it."""
         value = self.metadata(f"{self.architecture}.pooling_type")
         return POOLING.get(int(value), "none") if value and re.fullmatch(r"-?[0-9]{1,9}", value) else "none"
 
@@ -348,7 +348,7 @@ class Model:
 
     @property
     def memory(self) -> Memory:
-        """What kind of state a sequence has."""
+        """The kind of state that a sequence has."""
         if L.llama_model_is_hybrid(self.pointer):
             return "hybrid"
         if L.llama_model_is_recurrent(self.pointer):

@@ -1,4 +1,4 @@
-"""How a token is chosen from logits."""
+"""Samplers, which choose tokens from logits."""
 
 from __future__ import annotations
 
