@@ -12,7 +12,7 @@ from steelyard_constructs.environment_key import EnvironmentKey
 
 
 class ArtifactStack(EnvironmentStack):
-    """What every other stack of the environment builds on.
+    """The bucket and the key that every other stack of the environment builds on.
 
     Attributes:
         encryption_key: The environment's KMS key; None where AWS's own keys are used.

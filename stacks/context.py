@@ -41,7 +41,7 @@ CDK_PREFIXES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What is to be synthesized.
+    """The environment, release and bases to synthesize.
 
     Attributes:
         environment: Name of an environment, or ``all``.

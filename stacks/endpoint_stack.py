@@ -31,7 +31,7 @@ from steelyard_constructs.thresholds import Thresholds
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """What an environment's endpoints share.
+    """Resources that an environment's endpoints share.
 
     Attributes:
         bucket_name: Bucket of model artifacts.

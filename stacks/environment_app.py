@@ -22,7 +22,7 @@ CDK_JSON = Path(__file__).resolve().parent.parent / "cdk.json"
 
 
 def pinned_context() -> dict[str, Any]:
-    """What the CDK command line passes to the app, and ``python app.py`` would lack: the flags of ``cdk.json``."""
+    """Return what the CDK command line passes to the app, and ``python app.py`` lacks: the flags of ``cdk.json``."""
     context: dict[str, Any] = json.loads(CDK_JSON.read_text(encoding="utf-8"))["context"]
     return {**context, "aws:cdk:enable-asset-metadata": True, "aws:cdk:enable-path-metadata": True}
 

@@ -1,4 +1,4 @@
-"""What the stacks of an environment have in common: where they go and how they are tagged."""
+"""The base of an environment's stacks: where they go and how they are tagged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EnvironmentStack(cdk.Stack):
 
     @property
     def removal_policy(self) -> cdk.RemovalPolicy:
-        """What becomes of what the environment stores when a stack is deleted."""
+        """Fate of what the environment stores when a stack is deleted."""
         if self.settings.removal_policy == "destroy":
             return cdk.RemovalPolicy.DESTROY
         # Not RETAIN: what a failed first deployment left behind would be in the way of the second one.
@@ -48,7 +48,7 @@ class EnvironmentStack(cdk.Stack):
 
     @property
     def log_retention(self) -> logs.RetentionDays:
-        """How long logs are kept."""
+        """Period for which logs are kept."""
         return RETENTION[self.settings.log_retention_days]
 
     def output(self, name: str, value: str, description: str) -> None:

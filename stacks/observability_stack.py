@@ -1,4 +1,4 @@
-"""Who hears of alarms, what the environment may cost, and the page that shows its endpoints."""
+"""The topic of alarms, the budget, and the page that shows the endpoints."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How a check went: fine, worth knowing, or in the way."""
+    """Result of a check: fine, worth knowing, or in the way."""
 
     OK = "ok"
     WARNING = "warning"

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a script may test for."""
+    """Exit codes that a script may test for."""
 
     OK = 0
     FAILED = 1

@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a file, for the person who wrote the file."""
+"""Faults that pydantic found in a file, worded for the person who wrote it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What our TOML and JSON files have in common: a value is of its field's type, or it is refused."""
+"""Strict TOML and JSON files: a value is of its field's type, or it is refused."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ FolderPath = Annotated[Path, Strictly(False)]
 
 
 def read_toml(path: Path, *, what: str, code: ExitCode) -> dict[str, Any]:
-    """What a TOML file holds.
+    """Read a TOML file.
 
     Args:
         path: Of the file.

@@ -1,4 +1,4 @@
-"""What every CodeBuild project of this package has in common."""
+"""The base of this package's CodeBuild projects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BUILD_TYPES = {Architecture.X86_64: "LINUX_CONTAINER", Architecture.ARM64: "ARM
 
 @dataclass(frozen=True, kw_only=True)
 class BuildProps:
-    """What is chosen of every project, whatever it builds.
+    """Properties that every project has, whatever it builds.
 
     Attributes:
         source: The files that a build starts with.
@@ -101,7 +101,7 @@ class BuildProject(Construct):
         Args:
             scope: The parent.
             id: The identifier in the parent.
-            props: What is chosen of it.
+            props: Its source, its specification, and how it is kept.
             description: What it does, for the console.
             architecture: The architecture of the machine.
             environment: Variables of every build; plain text, so no secrets.

@@ -161,7 +161,7 @@ class ChatEndpoint(Endpoint):
             scope: Parent.
             id: Name within it.
             model: The model, in S3 with its ``file`` named, or from a hub, which turns network isolation off.
-            props: What the endpoint is made of. ``environment`` may hold further ``SM_LLAMA_CPP_*``.
+            props: Its properties. ``environment`` may hold further ``SM_LLAMA_CPP_*``.
             flags: Flags of the server.
 
         Raises:

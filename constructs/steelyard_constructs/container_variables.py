@@ -21,7 +21,7 @@ PORT_NAMES = frozenset({"PORT", "STEELYARD_PORT", "SAGEMAKER_BIND_TO_PORT"})
 
 
 def decision_variables(*, gpu_layers: int | None, threads: int | None) -> dict[str, str]:
-    """What a decision endpoint sets itself.
+    """Return the variables that a decision endpoint sets itself.
 
     Raises:
         Refused: A number is not whole.

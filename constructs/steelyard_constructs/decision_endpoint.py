@@ -45,7 +45,7 @@ class DecisionEndpoint(Endpoint):
             scope: Parent.
             id: Name within it.
             model: The model, in S3.
-            props: What the endpoint is made of. The server refuses to start with fewer ``gpu_layers`` than given.
+            props: Its properties. The server refuses to start with fewer ``gpu_layers`` than given.
 
         Raises:
             Refused: A value, or a combination, that SageMaker would refuse or with which the container would not

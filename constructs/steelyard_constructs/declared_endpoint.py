@@ -1,4 +1,4 @@
-"""What is declared of an endpoint, in an environment file or in code, and the rules that it has to keep.
+"""The declared fields of an endpoint, in an environment file or in code, and the rules that they keep.
 
 Each field and each rule stands here once: the schema of environment files and the constructs are made of them. Nothing
 here needs the CDK, so files can be checked without it.
@@ -62,7 +62,7 @@ class Scaling(Table):
 
 @dataclass(frozen=True)
 class Canary(Table):
-    """How an update reaches the traffic: a share first, and back if an alarm goes off."""
+    """An update that reaches a share of the instances first, and goes back if an alarm goes off."""
 
     percent: Annotated[int, Field(description="Share of the instances that is updated first, in percent, 1 to 50.")] = (
         10
@@ -75,7 +75,7 @@ class Canary(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredEndpoint(Table):
-    """What the file of an environment and the constructs say alike of an endpoint."""
+    """The fields of an endpoint that an environment file and the constructs have in common."""
 
     hardware: Annotated[Named[Hardware], Field(description="x86 processors, Arm processors, or NVIDIA GPUs.")]
     instance_type: Annotated[str | None, Field(description="The only instance type. Either this or a pool.")] = None

@@ -1,4 +1,4 @@
-"""What every endpoint has: a model, a configuration, the endpoint, its role and its logs.
+"""The base of every endpoint: a model, a configuration, the endpoint, its role and its logs.
 
 Use :class:`~steelyard_constructs.decision_endpoint.DecisionEndpoint` or
 :class:`~steelyard_constructs.chat_endpoint.ChatEndpoint`; this module is what the two share.
@@ -45,7 +45,7 @@ _ENDPOINT_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointProps(DeclaredEndpoint):
-    """What an endpoint is made of: what is declared of it, and what the stack adds.
+    """Properties of an endpoint: the declared fields, and what the stack adds.
 
     Attributes:
         endpoint_name: Name of the endpoint; letters, digits and hyphens between them, at most 63.
@@ -112,7 +112,7 @@ class Endpoint(Construct):
         Args:
             scope: Parent.
             id: Name within it.
-            props: What it is made of.
+            props: Its properties.
             source: Where the model comes from.
             own_environment: Variables that the kind of endpoint sets; ``environment`` may not repeat them.
 

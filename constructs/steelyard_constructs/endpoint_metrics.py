@@ -93,14 +93,14 @@ class EndpointMetrics:
         return self._metric("AWS/SageMaker", "ConcurrentRequestsPerModel", statistic)
 
     def usage(self, what: str, statistic: str) -> cloudwatch.Metric:
-        """What the instances use, in percent: ``CPU``, ``Memory``, ``Disk``, ``GPU`` or ``GPUMemory``.
+        """Return the metric of a resource in use, in percent: ``CPU``, ``Memory``, ``Disk``, ``GPU`` or ``GPUMemory``.
 
         The processors' and GPUs' figures are sums: 400 is all of four.
         """
         return self._metric("/aws/sagemaker/Endpoints", f"{what}Utilization", statistic)
 
     def reports(self) -> cloudwatch.Metric:
-        """How many reports the instances sent; none when no instance runs."""
+        """Return the number of reports that the instances sent; none when no instance runs."""
         return self._metric("/aws/sagemaker/Endpoints", "CPUUtilization", cloudwatch.Stats.SAMPLE_COUNT)
 
     def _count(self, name: str) -> cloudwatch.Metric:

@@ -1,4 +1,4 @@
-"""What SageMaker's instance types are, and which of them an image can run on. Facts with their sources; no AWS calls.
+"""SageMaker's instance types, and which of them an image can run on. Facts with their sources; no AWS calls.
 
 Nothing here needs the CDK, so configuration files can be checked without it.
 """
@@ -42,7 +42,7 @@ class Hardware(StrEnum):
 
 @dataclass(frozen=True)
 class Family:
-    """What the instance types of one family have in common.
+    """Facts that the instance types of one family share.
 
     Attributes:
         architecture: Instruction set of its processors.
@@ -157,7 +157,7 @@ class InstanceType:
 
     @property
     def family(self) -> Family:
-        """What its family is."""
+        """Facts of its family."""
         return FAMILIES[self.family_name]
 
     @property

@@ -97,7 +97,7 @@ class ImageBuild(BuildProject):
                 of its architecture.
             llama_cpp: The build of llama.cpp in the base, such as ``b10433``. The build fails if the base has another.
             dockerfile: The Dockerfile, relative to the source, which has all that it copies.
-            props: What is chosen of every project.
+            props: Its source, its specification, and how it is kept.
 
         Raises:
             Refused: The Dockerfile is not a relative path, or the build specification is unusable.

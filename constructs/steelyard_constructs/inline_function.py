@@ -14,7 +14,7 @@ from steelyard_constructs.service_principal import service_principal
 
 @dataclass(frozen=True, kw_only=True)
 class InlineFunction:
-    """What ``inline_function`` made.
+    """The resources that ``inline_function`` made.
 
     Attributes:
         role: May write the function's log, and what is added to it.

@@ -1,4 +1,4 @@
-"""How long CloudWatch can keep logs. Nothing here needs the CDK."""
+"""The periods for which CloudWatch can keep logs. Nothing here needs the CDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an endpoint's model comes from, and how long it takes to arrive and to load."""
+"""Sources of an endpoint's model, and the time that it takes to arrive and to load."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)?\
 
 
 class ModelSource(Protocol):
-    """What every source of a model can say about itself."""
+    """A source of a model: its size, and the time that it takes."""
 
     @property
     def bytes(self) -> int:

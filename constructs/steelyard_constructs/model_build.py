@@ -67,7 +67,7 @@ class ModelBuild(BuildProject):
             id: The identifier in the parent.
             artifacts: The bucket to publish to. If it has a KMS key, the role may use it.
             model: The model's name in the catalogue.
-            props: What is chosen of every project.
+            props: Its source, its specification, and how it is kept.
 
         Raises:
             Refused: The model's name cannot be part of a key, or the build specification is unusable.

@@ -1,4 +1,4 @@
-"""Whether what a stack stores outlives it."""
+"""Removal policies: whether what a stack stores outlives it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an endpoint's update is rolled out, and what undoes it."""
+"""Rollout of an endpoint's update, and what undoes it."""
 
 from __future__ import annotations
 

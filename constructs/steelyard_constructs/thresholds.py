@@ -1,4 +1,4 @@
-"""When the alarms of an endpoint go off. Nothing here needs the CDK."""
+"""Thresholds of an endpoint's alarms. Nothing here needs the CDK."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LATENCY_ALARM_MS = 30_000
 
 @dataclass(frozen=True)
 class Thresholds:
-    """When the alarms of an endpoint go off. Each must hold for 2 of 3 minutes, health for 5 of 5.
+    """Thresholds of an endpoint's alarms. Each must hold for 2 of 3 minutes, health for 5 of 5.
 
     Attributes:
         failure_percent: Requests that failed through no fault of the caller, in percent of all.

@@ -91,7 +91,7 @@ class ApplicationAutoScaling:
         return {"ScalableTargetARN": target["ScalableTargetARN"]}
 
     def has_target(self, endpoint: str, variant: str) -> bool:
-        """Whether a variant is registered as a scalable target."""
+        """Return whether a variant is registered as a scalable target."""
         return f"endpoint/{endpoint}/variant/{variant}|{DIMENSION}|sagemaker" in self._targets
 
     def deregister(self, parameters: Parameters) -> Parameters:

@@ -270,7 +270,7 @@ def endpoint_processes(home: Path) -> list[int]:
 
 
 def _answers(details: CloudDetails) -> bool:
-    """Whether it knows its administrator; there is nothing that it would tell to anyone else."""
+    """Return whether it knows its administrator; there is nothing that it would tell to anyone else."""
     once = Config(proxies={}, retries={"max_attempts": 1}, connect_timeout=5, read_timeout=5)
     try:
         return bool(client(details, "sts", config=once).get_caller_identity()["Account"] == details.account)

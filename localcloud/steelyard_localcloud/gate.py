@@ -83,7 +83,7 @@ class Gate:
         await self._application(scope, receive, send)
 
     def _is_awaited(self, scope: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
-        """Whether CloudFormation waits for this answer, at an address that only it gave away."""
+        """Return whether CloudFormation waits for this answer, at an address that only it gave away."""
         path = scope["path"]
         if scope["method"] != "PUT" or headers.get("host") not in self._hosts:
             return False

@@ -67,7 +67,7 @@ class ServiceRole:
         return credentials
 
     def allows(self, action: str, resource: str) -> bool:
-        """Whether the role may take an action on a resource.
+        """Return whether the role may take an action on a resource.
 
         Its own policies within its permissions boundary count, and the resource's, such as a key's or a repository's.
         """
@@ -82,7 +82,7 @@ class ServiceRole:
         return bool(result.decision == "Allow")
 
     def trusts_service(self) -> bool:
-        """Whether the role exists and its trust policy lets the service in, for this source."""
+        """Return whether the role exists and its trust policy lets the service in, for this source."""
         role = iam._roles.get_scoped(self._account, None, self._name)
         if role is None or role.get("Arn", self.arn) != self.arn:
             return False

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from steelyard.aws.session import Aws, error_code, told
+from steelyard.aws.session import Aws, aws_errors, error_code
 from steelyard_base.exit_codes import CommandError
 
 
@@ -46,7 +46,7 @@ def find_stack(aws: Aws, name: str) -> Stack | None:
     """
     from botocore.exceptions import ClientError
 
-    with told():
+    with aws_errors():
         try:
             found = aws.client("cloudformation").describe_stacks(StackName=name)["Stacks"]
         except ClientError as error:
@@ -62,7 +62,7 @@ def stacks_with_prefix(aws: Aws, prefix: str) -> list[Stack]:
     Raises:
         CommandError: AWS cannot be asked.
     """
-    with told():
+    with aws_errors():
         pages = aws.client("cloudformation").get_paginator("describe_stacks").paginate()
         return [_stack(each) for page in pages for each in page["Stacks"] if each["StackName"].startswith(prefix)]
 
@@ -74,7 +74,7 @@ def delete_stack(aws: Aws, stack: Stack, *, poll_s: float = 5.0, longest_s: floa
         CommandError: AWS refuses (it is protected), something in it cannot be deleted, or it takes too long.
     """
     until = time.monotonic() + longest_s
-    with told():
+    with aws_errors():
         aws.client("cloudformation").delete_stack(StackName=stack.name)
     while (now := find_stack(aws, stack.name)) is not None and now.status != "DELETE_COMPLETE":
         if now.status == "DELETE_FAILED" or time.monotonic() >= until:

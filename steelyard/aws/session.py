@@ -1,4 +1,4 @@
-"""The operator's way to AWS: boto3 clients, and what they raise told to a person.
+"""The operator's way to AWS: boto3 clients, and their errors as sentences.
 
 Credentials, profile and endpoint come from where boto3 always takes them, so everything here reaches AWS and the local
 cloud alike: ``AWS_PROFILE`` or keys for the one, ``eval "$(steelyard cloud env)"`` for the other.
@@ -39,7 +39,7 @@ class Aws:
     """
 
     def __init__(self, region: str) -> None:
-        with told():
+        with aws_errors():
             self._session = _boto3().Session(region_name=region)
         self.region = region
         self._clients: dict[tuple[str, str], Any] = {}
@@ -48,7 +48,7 @@ class Aws:
         """A boto3 client, such as ``cloudformation``; of another region for services that are in few."""
         key = (service, region or self.region)
         if key not in self._clients:
-            with told():
+            with aws_errors():
                 self._clients[key] = self._session.client(service, region_name=key[1], config=_config(READ_S))
         return self._clients[key]
 
@@ -59,7 +59,7 @@ class Aws:
             timeout_s: How long it waits for a word of the answer, in seconds.
             connections: Calls that may be under way together.
         """
-        with told():
+        with aws_errors():
             return self._session.client("sagemaker-runtime", config=_config(timeout_s, connections=connections))
 
     def account(self) -> str:
@@ -68,7 +68,7 @@ class Aws:
         Raises:
             CommandError: There are no credentials, or AWS does not accept them.
         """
-        with told():
+        with aws_errors():
             return str(self.client("sts").get_caller_identity()["Account"])
 
 
@@ -93,8 +93,8 @@ def _config(read_s: float, *, connections: int = 10) -> Any:
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Tell what botocore raises as a ``CommandError`` with a sentence and what to do."""
+def aws_errors() -> Iterator[None]:
+    """Re-raise errors of botocore as ``CommandError`` with a sentence and what to do."""
     from botocore import exceptions as raised
 
     try:

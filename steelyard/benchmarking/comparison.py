@@ -1,4 +1,4 @@
-"""Which of several candidates is faster than an incumbent, on a noisy machine.
+"""Comparison of several candidates with an incumbent, on a noisy machine.
 
 Everything is measured in rounds: the incumbent, every challenger, the incumbent again. A challenger's ratio in a round
 is its time over the mean of the two incumbents around it, so that a machine whose speed drifts does not blur it. What
@@ -54,7 +54,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Generic[Candidate]):
-    """How challengers did against the incumbent.
+    """Results of challengers against the incumbent.
 
     Attributes:
         incumbent: What everything was compared with.
@@ -100,7 +100,7 @@ def ratio(challenger: Seconds, before: Seconds, after: Seconds, weights: Mapping
 
 
 def estimate(ratios: Sequence[float]) -> Estimate:
-    """What ``ratios``, which are not empty, say."""
+    """Estimate a gain from ``ratios``, which are not empty."""
     low, high = interval(ratios)
     return Estimate(ratio=statistics.median(ratios), low=low, high=high, rounds=len(ratios))
 
@@ -161,7 +161,7 @@ def compare(
 
 
 def survivors(running: Sequence[Candidate], estimates: Mapping[Candidate, Estimate], number: int) -> list[Candidate]:
-    """Who is measured again after round ``number``.
+    """Return those that are measured again after round ``number``.
 
     Decided candidates leave: the hopeless, and, when only one is left, a proven winner. At some rounds the worse half
     of more than two leaves, undecided, so that the rounds go to those that may win.

@@ -1,4 +1,4 @@
-"""What a search leaves behind: a settings file for the server, and a report of every comparison."""
+"""Results of a search: a settings file for the server, and a report of every comparison."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Told = Callable[[str, int, dict[EngineSettings, Estimate]], None]
 
 
 class Bench(Protocol):
-    """What measures settings; ``workload.Workbench``."""
+    """Measures settings; ``workload.Workbench`` does."""
 
     def measure(self, settings: EngineSettings, workloads: list[Workload]) -> Seconds:
         """Seconds of each workload."""
@@ -45,7 +45,7 @@ class Stage:
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """What is known so far; kept when the search is interrupted.
+    """Findings so far; kept when the search is interrupted.
 
     Attributes:
         default: What the server does without a profile.
@@ -68,7 +68,7 @@ class Findings:
 
 
 def default_settings(cores: Cores, *, trained_context: int) -> EngineSettings:
-    """What the server would take on this machine."""
+    """Return the settings that the server would take on this machine."""
     defaults = {name: info.default for name, info in Settings.model_fields.items()}
     return EngineSettings(
         threads=cores.threads,

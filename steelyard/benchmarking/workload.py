@@ -45,14 +45,14 @@ class EngineSettings:
         return ", ".join(f"{name}={value}" for name, value in _plain(self).items())
 
     def beside(self, other: EngineSettings) -> str:
-        """What differs from ``other``, such as ``threads=4``."""
+        """Describe what differs from ``other``, such as ``threads=4``."""
         theirs = _plain(other)
         return ", ".join(f"{name}={value}" for name, value in _plain(self).items() if value != theirs[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the child knows of model and library."""
+    """Facts about model and library, from the child."""
 
     memory: Literal["dense", "swa", "hybrid", "recurrent"]
     description: str
@@ -62,7 +62,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitDifference:
-    """How two settings' logits differ over a few prompts: the largest difference, and changed likeliest tokens."""
+    """Differences of two settings' logits over a few prompts: the largest difference, and changed likeliest tokens."""
 
     largest: float
     changed: int
@@ -107,7 +107,7 @@ class Workbench:
         return {str(name): float(seconds) for name, seconds in answer.items()}
 
     def difference(self, settings: EngineSettings, reference: EngineSettings) -> LogitDifference:
-        """How far the logits of ``settings`` are from those of ``reference``.
+        """Measure how far the logits of ``settings`` are from those of ``reference``.
 
         Raises:
             MeasureError: llama.cpp refuses one of them, or died of it.
@@ -117,7 +117,7 @@ class Workbench:
         )
 
     def exact(self, settings: EngineSettings) -> bool:
-        """Whether answers under ``settings`` are the same to the bit, recomputed or from a snapshot.
+        """Return whether answers under ``settings`` are the same to the bit, recomputed or from a snapshot.
 
         It asks what the server asks itself at every start.
 

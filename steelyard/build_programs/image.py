@@ -10,143 +10,34 @@ of it is said all the same. ``docker`` builds, runs and pushes; the SDK asks ECR
 from __future__ import annotations
 
 import argparse
-import base64
 import hashlib
 import json
 import os
-import re
-import subprocess
 import sys
-import time
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from steelyard.aws.session import Aws, error_code, told
+from steelyard.aws.session import Aws
+from steelyard.build_programs.container_tool import docker, first_local, has_locally, kept_type, output
 from steelyard.build_programs.program import build_region, exit_code_of, export, say
+from steelyard.build_programs.recipe import Recipe, build
+from steelyard.build_programs.registry import (
+    Target,
+    find_pushed,
+    log_in,
+    require_clean,
+    require_immutable,
+    require_single,
+    store,
+    stored,
+)
 from steelyard.build_programs.sbom import Package, image_sbom
-from steelyard.models import catalogue, storage
-from steelyard.models.pull import pull
+from steelyard.build_programs.self_test import self_test
+from steelyard.models import storage
 from steelyard_base.exit_codes import CommandError, ExitCode
-from steelyard_runtime.engine import abi
 
-SINGLE = "application/vnd.docker.distribution.manifest.v2+json"
-"""Media types of a single image. SageMaker takes no index."""
-
-SOURCE_DATE_EPOCH = 1767225600
-"""Time stamp of everything in an image: 2026-01-01. A fixed one, so that the same source gives the same layers."""
-
-SELF_TEST_MODEL = "gemma-3-270m"
-START_TIMEOUT_S = 600.0
-STOP_TIMEOUT_S = 20
 SCAN_TIMEOUT_S = 900.0
-POLL_S = 2.0
-
-_PINNED = re.compile(r"(?P<name>[^@:\s]+(?::[0-9]+)?(?:/[^@:\s]+)*)@(?P<digest>sha256:[0-9a-f]{64})")
 _PYTHON = "/opt/steelyard/bin/python"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """What an image is made of.
-
-    Attributes:
-        dockerfile: The Dockerfile, relative to the source.
-        base: The base image, ``NAME@sha256:DIGEST``.
-        llama_cpp: Build of llama.cpp in the base.
-        revision: What names the source: a commit, or the hash of a source archive.
-        source_url: Where the source is kept; may be empty.
-    """
-
-    dockerfile: str
-    base: str
-    llama_cpp: str
-    revision: str
-    source_url: str = ""
-
-    @property
-    def base_digest(self) -> str:
-        """The base's digest.
-
-        Raises:
-            CommandError: The base is named by a tag.
-        """
-        return _pinned(self.base)["digest"]
-
-    @property
-    def base_name(self) -> str:
-        """The base's registry and repository."""
-        return _pinned(self.base)["name"]
-
-    @property
-    def binding(self) -> str:
-        """The version of llama-cpp-python that goes with the base.
-
-        Raises:
-            CommandError: The table has none.
-        """
-        try:
-            return abi.binding_for(self.llama_cpp).binding
-        except abi.AbiError as error:
-            raise CommandError(str(error)) from error
-
-    def arguments(self) -> dict[str, str]:
-        """The Dockerfile's build arguments."""
-        project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
-        return {
-            "BASE_IMAGE": self.base,
-            "BASE_DIGEST": self.base_digest,
-            "BINDING": self.binding,
-            "LLAMA_CPP_BUILD": self.llama_cpp,
-            "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH),
-            "SOURCE_REVISION": self.revision,
-            "SOURCE_URL": self.source_url,
-            "VERSION": str(project["version"]),
-        }
-
-
-def _pinned(reference: str) -> re.Match[str]:
-    match = _PINNED.fullmatch(reference)
-    if match is None:
-        raise CommandError(
-            f"the base image {reference!r} is not pinned: a tag can be moved to another image later",
-            code=ExitCode.USAGE,
-            hint="Write REGISTRY/REPOSITORY@sha256:DIGEST.",
-        )
-    return match
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Where an image goes, and where what is said of it goes.
-
-    Attributes:
-        repository: Name of the repository in ECR.
-        uri: ``REGISTRY/REPOSITORY``.
-        tag: The tag, a hash of what the image is made of.
-        region: Region of the registry.
-        base_registry: Registry that holds the base.
-        base_region: Its region.
-        bucket: The artifact bucket.
-    """
-
-    repository: str
-    uri: str
-    tag: str
-    region: str
-    base_registry: str
-    base_region: str
-    bucket: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pushed:
-    """An image in ECR."""
-
-    digest: str
-    media_type: str
 
 
 def publish(recipe: Recipe, target: Target, *, aws: Aws, allow_critical: bool, scan_timeout_s: float) -> dict[str, str]:
@@ -203,211 +94,6 @@ def publish(recipe: Recipe, target: Target, *, aws: Aws, allow_critical: bool, s
     }
 
 
-def require_immutable(ecr: Any, repository: str) -> None:
-    """Refuse a repository whose tags can be moved: a tag would not say what the image is made of.
-
-    Raises:
-        CommandError: Its tags are mutable.
-    """
-    with told():
-        (found,) = ecr.describe_repositories(repositoryNames=[repository])["repositories"]
-    if found["imageTagMutability"] != "IMMUTABLE":
-        raise CommandError(
-            f"tags of the repository {repository} can be moved ({found['imageTagMutability']}), so a tag would not say "
-            "what an image is made of",
-            code=ExitCode.REFUSED,
-            hint="Make them immutable: the stack of builds does, so deploy it again.",
-        )
-
-
-def find_pushed(ecr: Any, target: Target) -> Pushed | None:
-    """The image that the tag names in ECR; None if there is none."""
-    accepted = [SINGLE, "application/vnd.docker.distribution.manifest.list.v2+json"]
-    accepted += [f"application/vnd.oci.image.{kind}.v1+json" for kind in ("index", "manifest")]
-    with told():
-        answer = ecr.batch_get_image(
-            repositoryName=target.repository, imageIds=[{"imageTag": target.tag}], acceptedMediaTypes=accepted
-        )
-    for failure in answer.get("failures", []):
-        if failure["failureCode"] != "ImageNotFound":
-            raise CommandError(f"ECR does not show {target.uri}:{target.tag}: {failure['failureReason']}")
-    for image in answer["images"]:
-        return Pushed(digest=image["imageId"]["imageDigest"], media_type=image["imageManifestMediaType"])
-    return None
-
-
-def require_single(reference: str, media_type: str) -> None:
-    """Refuse what SageMaker would refuse: an index of several images, or an image in OCI's format.
-
-    Raises:
-        CommandError: The image is one of these.
-    """
-    if media_type != SINGLE:
-        raise CommandError(
-            f"{reference} is a {media_type}, and SageMaker takes {SINGLE} only",
-            code=ExitCode.REFUSED,
-            hint="Attestations make an index (build with --provenance=false --sbom=false), and Docker's containerd "
-            "image store keeps images in OCI's format: turn that store off. Then build under another tag.",
-        )
-
-
-def kept_type(tag: str) -> str:
-    """The media type under which ``docker`` keeps an image here: Docker's own, unless its store is containerd's."""
-    (found,) = json.loads(output("image", "inspect", tag))
-    return str((found.get("Descriptor") or {}).get("mediaType") or SINGLE)
-
-
-def require_clean(ecr: Any, repository: str, digest: str, *, allow_critical: bool, timeout_s: float) -> None:
-    """Wait for ECR's scan of a pushed image and refuse one with critical findings.
-
-    Raises:
-        CommandError: The scan failed, took too long, or found something critical.
-    """
-    findings = scan_findings(ecr, repository, digest, timeout_s=timeout_s)
-    counts = findings.get("findingSeverityCounts", {})
-    summary = ", ".join(f"{count} {severity.lower()}" for severity, count in sorted(counts.items())) or "nothing"
-    say(f"ECR's scan found {summary}")
-    if counts.get("CRITICAL", 0) and not allow_critical:
-        found = [each for each in findings.get("findings", []) if each.get("severity") == "CRITICAL"]
-        names = ", ".join(sorted(each["name"] for each in found[:5])) or "see the console"
-        raise CommandError(
-            f"{repository}@{digest} has {counts['CRITICAL']} critical findings: {names}",
-            code=ExitCode.REFUSED,
-            hint="Take a newer base image. To accept them: steelyard release build --allow-critical.",
-        )
-
-
-def scan_findings(ecr: Any, repository: str, digest: str, *, timeout_s: float) -> dict[str, Any]:
-    """What the scan found, once it has ended."""
-    from botocore.exceptions import ClientError
-
-    until = time.monotonic() + timeout_s
-    while True:
-        status = "NOT_STARTED"
-        try:
-            with told():
-                answer = ecr.describe_image_scan_findings(repositoryName=repository, imageId={"imageDigest": digest})
-            status = answer["imageScanStatus"]["status"]
-            if status in ("COMPLETE", "ACTIVE"):
-                return dict(answer["imageScanFindings"])
-            if status not in ("IN_PROGRESS", "PENDING"):
-                why = answer["imageScanStatus"].get("description", "no reason given")
-                raise CommandError(f"ECR's scan of {repository}@{digest} ended as {status}: {why}")
-        except CommandError as error:
-            cause = error.__cause__
-            # It takes a moment from the push until the scan is known.
-            if not (isinstance(cause, ClientError) and error_code(cause) == "ScanNotFoundException"):
-                raise
-        if time.monotonic() >= until:
-            raise CommandError(
-                f"ECR's scan of {repository}@{digest} is {status} after {timeout_s:.0f} s",
-                hint="Start the build again: it goes on from here. Scan on push has to be on for the repository.",
-            )
-        time.sleep(POLL_S)
-
-
-def log_in(ecr: Any, registry: str) -> None:
-    """Let ``docker`` reach a registry; the password goes through standard input."""
-    with told():
-        (given,) = ecr.get_authorization_token()["authorizationData"]
-    user, _, password = base64.b64decode(given["authorizationToken"]).decode().partition(":")
-    docker("login", "--username", user, "--password-stdin", registry, stdin=password, quiet=True)
-
-
-def build(recipe: Recipe, tag: str) -> None:
-    """Build an image and keep it here under ``tag``."""
-    arguments = [word for name, value in recipe.arguments().items() for word in ("--build-arg", f"{name}={value}")]
-    # Attestations would make an index of the image. A cache could only hold another image's labels: what is built is
-    # new, and buildah takes a cached label although its argument has changed.
-    plain = ["--provenance=false", "--sbom=false", "--load", "--no-cache"]
-    pull_base = [] if recipe.base_name.startswith("localhost/") else ["--pull"]
-    began = time.monotonic()
-    docker("buildx", "build", *plain, *pull_base, "--file", recipe.dockerfile, *arguments, "--tag", tag, ".")
-    say(f"built {tag} in {time.monotonic() - began:.0f} s")
-
-
-_ASK = """\
-import json, sys, urllib.error, urllib.request
-path, body = sys.argv[1], sys.argv[2].encode() if sys.argv[2:] else None
-request = urllib.request.Request("http://127.0.0.1:8080" + path, body, {"Content-Type": "application/json"})
-try:
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        print(json.dumps({"status": answer.status, "body": answer.read().decode()}))
-except urllib.error.HTTPError as error:
-    print(json.dumps({"status": error.code, "body": error.read().decode()}))
-except OSError as error:
-    print(json.dumps({"status": 0, "body": str(error)}))
-"""
-
-
-def self_test(reference: str) -> None:
-    """Start the image as SageMaker does, decide once, stop it.
-
-    Without a network, the model's folder read-only, the argument ``serve``; and on the CPU, because a machine that
-    builds has no GPU.
-
-    Raises:
-        CommandError: It does not start, does not decide, or does not stop.
-    """
-    model = pull(catalogue.find(SELF_TEST_MODEL))
-    name = f"steelyard-self-test-{os.getpid()}"
-    docker(
-        *("run", "--detach", "--name", name, "--network", "none", "--volume", f"{model.parent}:/opt/ml/model:ro"),
-        *("--env", "STEELYARD_GPU_LAYERS=0", reference, "serve"),
-    )
-    try:
-        _try_out(name, reference)
-    except CommandError:
-        docker("logs", name, check=False)
-        raise
-    finally:
-        docker("rm", "--force", name, check=False, quiet=True)
-
-
-def _try_out(name: str, reference: str) -> None:
-    began = time.monotonic()
-    while (answer := _ask(name, "/ping"))["status"] != 200:
-        if not _running(name):
-            raise CommandError(f"the container of {reference} ended before it was ready; its log is above")
-        if time.monotonic() - began > START_TIMEOUT_S:
-            raise CommandError(f"{reference} is not ready after {START_TIMEOUT_S:.0f} s: {answer['body']}")
-        time.sleep(POLL_S)
-    say(f"ready after {time.monotonic() - began:.1f} s")
-    request = catalogue.example("ticket.json").read_text(encoding="utf-8")
-    answer = _ask(name, "/invocations", request)
-    if answer["status"] != 200 or not _decided(answer["body"], json.loads(request)):
-        raise CommandError(f"{reference} answered a decision with {answer['status']}: {answer['body'][:500]}")
-    began = time.monotonic()
-    docker("stop", "--time", str(STOP_TIMEOUT_S), name, quiet=True)
-    code = output("inspect", "--format", "{{.State.ExitCode}}", name).strip()
-    if code != "0":
-        raise CommandError(f"{reference} ended with {code} after SIGTERM, not with 0 within {STOP_TIMEOUT_S} s")
-    say(f"decided, and stopped in {time.monotonic() - began:.1f} s after SIGTERM")
-
-
-def _ask(name: str, path: str, body: str | None = None) -> dict[str, Any]:
-    words = ["exec", name, _PYTHON, "-I", "-c", _ASK, path, *([body] if body is not None else [])]
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)  # noqa: S603, S607
-    if done.returncode:
-        return {"status": 0, "body": done.stderr.strip()}
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def _running(name: str) -> bool:
-    return output("inspect", "--format", "{{.State.Running}}", name).strip() == "true"
-
-
-def _decided(body: str, request: Mapping[str, Any]) -> bool:
-    """Whether an answer has a probability for each option, together 1."""
-    wanted = [option["id"] for option in request["decision"]["options"]]
-    try:
-        result = json.loads(body)["result"]
-        return bool(result["option_ids"] == wanted and abs(sum(result["probabilities"]) - 1) < 1e-6)
-    except (KeyError, TypeError, ValueError):
-        return False
-
-
 _LIST = """\
 import importlib.metadata, json
 found = []
@@ -435,85 +121,8 @@ def describe(recipe: Recipe, *, name: str, digest: str, reference: str) -> bytes
     )
 
 
-def has_locally(reference: str) -> bool:
-    """Whether ``docker`` has an image here."""
-    words = ["docker", "image", "inspect", reference]
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0  # noqa: S603
-
-
-def first_local(*references: str) -> str:
-    """The first of the references that is here, else the last."""
-    return next((each for each in references if has_locally(each)), references[-1])
-
-
-def stored(s3: Any, bucket: str, key: str) -> bytes | None:
-    """An object's bytes; None if it is missing."""
-    from botocore.exceptions import ClientError
-
-    try:
-        return bytes(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
-    except ClientError as error:
-        # S3 answers 403 for what is missing to those who may not list the bucket; the write then tells which it is.
-        if error_code(error) in ("NoSuchKey", "404", "403", "AccessDenied"):
-            return None
-        with told():
-            raise
-
-
-def store(s3: Any, bucket: str, key: str, document: bytes) -> None:
-    """Write an object that is not there yet; one that came to be there meanwhile has to be the same."""
-    from botocore.exceptions import ClientError
-
-    try:
-        s3.put_object(
-            Bucket=bucket,
-            Key=key,
-            Body=document,
-            ContentType="application/vnd.cyclonedx+json",
-            ChecksumSHA256=base64.b64encode(hashlib.sha256(document).digest()).decode("ascii"),
-            IfNoneMatch="*",
-        )
-    except ClientError as error:
-        if error_code(error) not in ("PreconditionFailed", "ConditionalRequestConflict"):
-            with told():
-                raise
-        if stored(s3, bucket, key) != document:
-            raise CommandError(
-                f"s3://{bucket}/{key} is there already and lists something else", code=ExitCode.REFUSED
-            ) from error
-
-
-def docker(*words: str, stdin: str | None = None, check: bool = True, quiet: bool = False) -> None:
-    """Run ``docker``; what it says goes where our own output goes.
-
-    Raises:
-        CommandError: It failed, or there is none.
-    """
-    silent = subprocess.DEVNULL if quiet else None
-    try:
-        done = subprocess.run(  # noqa: S603
-            ["docker", *words],  # noqa: S607
-            input=stdin,
-            text=True,
-            stdout=silent,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise CommandError("docker is not installed, or not on PATH", code=ExitCode.USAGE) from None
-    if check and done.returncode:
-        raise CommandError(f"docker {words[0]} failed with {done.returncode}; see above")
-
-
-def output(*words: str) -> str:
-    """What a ``docker`` command prints."""
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)  # noqa: S603, S607
-    if done.returncode:
-        raise CommandError(f"docker {words[0]} failed: {done.stderr.strip()}")
-    return done.stdout
-
-
 def from_environment(variables: Mapping[str, str]) -> tuple[Recipe, Target]:
-    """What the project's variables say.
+    """Read the recipe and the target from the project's variables.
 
     Raises:
         CommandError: Some are missing; the message names all of them.

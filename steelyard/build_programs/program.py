@@ -1,4 +1,4 @@
-"""What the programs of the builds have in common: how they report, end, and hand variables on."""
+"""Common parts of the builds' programs: reports, exit codes, exported variables."""
 
 from __future__ import annotations
 

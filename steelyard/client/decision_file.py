@@ -90,7 +90,7 @@ def parse_option(text: str) -> Json:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a file and flags ask.
+    """Decisions that a file and flags ask for.
 
     Attributes:
         listed: Whether it is a list, of one decision too.

@@ -62,7 +62,7 @@ class Client:
         self._http.close()
 
     def ready(self) -> bool:
-        """Whether ``/ping`` says 200; False as well while nothing listens."""
+        """Return whether ``/ping`` says 200; False as well while nothing listens."""
         try:
             return self._http.get("/ping", timeout=2.0).status_code == 200
         except httpx.TransportError:

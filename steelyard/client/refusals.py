@@ -1,4 +1,4 @@
-"""What a server's refusal says, and whether the same call may succeed later: one reader for every contract's shape."""
+"""Refusals of a server: their message, and whether to call again; one reader for every contract's shape."""
 
 from __future__ import annotations
 

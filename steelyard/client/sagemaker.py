@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from steelyard.aws.session import error_code, told
+from steelyard.aws.session import aws_errors, error_code
 from steelyard.client.decision_file import encoded
 from steelyard.client.refusals import RequestError, message_of, refused, retry_after_s
 from steelyard_base.exit_codes import CommandError, ExitCode
@@ -83,7 +83,7 @@ class EndpointClient:
                 yield chunk
 
     def _whole(self, body: Json) -> Json:
-        with told():
+        with aws_errors():
             content = self._send(self._runtime.invoke_endpoint, body, accept=JSON_TYPE)["Body"].read()
         return self._decoded(content)
 
@@ -93,7 +93,7 @@ class EndpointClient:
 
         content = encoded(body)
         end = time.monotonic() + self._timeout_s
-        with told():
+        with aws_errors():
             while True:
                 try:
                     return operation(EndpointName=self.name, Body=content, ContentType=JSON_TYPE, Accept=accept)
@@ -136,7 +136,7 @@ class EndpointClient:
         """The lines of a stream, whose parts may end anywhere."""
         rest = b""
         try:
-            with told():
+            with aws_errors():
                 for event in events:
                     *lines, rest = (rest + event.get("PayloadPart", {}).get("Bytes", b"")).split(b"\n")
                     yield from lines

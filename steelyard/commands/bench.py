@@ -125,7 +125,7 @@ def _facts(bench: Workbench) -> Facts:
 
 
 def _key(sha256: str, facts: Facts, found: cores.Cores, *, gpu_layers: int, q8_cache: bool) -> dict[str, Any]:
-    """What the figures are valid for: a change of any of it starts the search afresh."""
+    """Return what the figures depend on: a change of any of it starts the search afresh."""
     return {
         "model_sha256": sha256,
         "llama_cpp": facts.llama_cpp,
@@ -213,7 +213,7 @@ def _mark(settings: EngineSettings, found: Comparison[EngineSettings]) -> str:
 
 
 def _checks(bench: Workbench, findings: Findings) -> dict[str, Any]:
-    """What a change of settings does to the answers: whether they stay exact, and how far the logits move."""
+    """Check what a change of settings does to the answers: whether they stay exact, and how far the logits move."""
     if findings.gain is None:
         return {}
     extra: dict[str, Any] = {}

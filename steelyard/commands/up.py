@@ -224,7 +224,7 @@ def _places(
 
 
 def _advise(env: str, endpoints: Mapping[str, DeployedEndpoint], *, local: bool, deletions: Sequence[str] = ()) -> None:
-    """What to type next."""
+    """Print what to type next."""
     chosen = "" if env == DEFAULT else f"--env {env} "
     lines = ['eval "$(.venv/bin/steelyard cloud env)"'] if local else []
     # Of stacks that the environment's file no longer has; they stand among "stacks" above, and cost money.

@@ -83,7 +83,7 @@ def _of_options(contract: Contract) -> Iterator[Finding]:
 
 
 def _telling(option: Option) -> bool:
-    """Whether a description has two words or more that are not in the id."""
+    """Return whether a description has two words or more that are not in the id."""
     own = {part.lower() for part in _PART.split(option.id)}
     return len(_content(option.description) - own) >= 2
 

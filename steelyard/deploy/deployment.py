@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from steelyard.aws.cloudformation import Stack, find_stack
-from steelyard.aws.session import Aws, told
+from steelyard.aws.session import Aws, aws_errors
 from steelyard.cdk.program import Cdk
 from steelyard.deploy.endpoints import stacks_of
 from steelyard.environments.schema import Environment
@@ -134,7 +134,7 @@ def unprotect_failed(aws: Aws, environment: Environment, say: Say) -> None:
     for stack in stacks_of(aws, environment).values():
         if stack.protected and not stack.lived:
             say(f"the first deployment of {stack.name} failed ({stack.status}); it is deployed anew")
-            with told():
+            with aws_errors():
                 aws.client("cloudformation").update_termination_protection(
                     StackName=stack.name, EnableTerminationProtection=False
                 )
@@ -154,7 +154,7 @@ def check_serving(aws: Aws, environment: Environment, release: Release, name: st
     """
     declared = environment.endpoints[name]
     stack, full_name = environment.stack_name(f"Endpoint-{name}"), environment.endpoint_name(name)
-    with told():
+    with aws_errors():
         resources = aws.client("cloudformation").describe_stack_resources(StackName=stack)["StackResources"]
         serving = aws.client("sagemaker").describe_endpoint(EndpointName=full_name)
     configs = [
@@ -214,7 +214,7 @@ def deletion(aws: Aws, stack: Stack) -> str:
 
 
 def is_bootstrapped(aws: Aws) -> bool:
-    """Whether the account and region are prepared for the CDK. A stack that others made is left as it is."""
+    """Return whether the account and region are prepared for the CDK. A stack that others made is left as it is."""
     stack = find_stack(aws, BOOTSTRAP_STACK)
     return stack is not None and stack.stands
 

@@ -15,7 +15,7 @@ Kind = Literal["chat", "decision"]
 
 @dataclass(frozen=True, kw_only=True)
 class DeployedEndpoint:
-    """What an endpoint's stack says about it.
+    """An endpoint as its stack describes it.
 
     Attributes:
         name: What SageMaker calls it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from steelyard.aws.session import Aws, told
+from steelyard.aws.session import Aws, aws_errors
 from steelyard.deploy.endpoints import stacks_of
 from steelyard.deploy.leftovers import TAG
 from steelyard.environments.schema import Environment
@@ -77,7 +77,7 @@ def delete(aws: Aws, resource: Kept) -> str:
             code=ExitCode.USAGE,
             hint="Delete it with the AWS CLI or in the console.",
         )
-    with told():
+    with aws_errors():
         return ways[resource.service](aws, resource.name)
 
 
@@ -107,7 +107,7 @@ def _delete_key(aws: Aws, name: str) -> str:
 
 def _tagged(aws: Aws, environment: Environment) -> Iterator[str]:
     wanted = [{"Key": TAG, "Values": [environment.name]}]
-    with told():
+    with aws_errors():
         pages = aws.client("resourcegroupstaggingapi").get_paginator("get_resources").paginate(TagFilters=wanted)
         for page in pages:
             for each in page["ResourceTagMappingList"]:
@@ -117,7 +117,7 @@ def _tagged(aws: Aws, environment: Environment) -> Iterator[str]:
 def _physical_ids(aws: Aws, environment: Environment) -> Iterator[str]:
     client = aws.client("cloudformation")
     for name in stacks_of(aws, environment):
-        with told():
+        with aws_errors():
             for page in client.get_paginator("list_stack_resources").paginate(StackName=name):
                 for each in page["StackResourceSummaries"]:
                     if identifier := each.get("PhysicalResourceId"):

@@ -1,4 +1,4 @@
-"""What AWS makes again by itself after an environment's stacks are gone: log groups, and nothing else that we know of.
+"""Log groups that AWS makes again after an environment's stacks are gone; it makes nothing else that we know of.
 
 SageMaker, CodeBuild and Lambda make a log group that is missing when they write to it and their role lets them, so a
 container's last words can bring back the group that its stack has just deleted.
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steelyard.aws.session import Aws, told
+from steelyard.aws.session import Aws, aws_errors
 from steelyard.deploy.endpoints import stacks_of
 from steelyard.environments.files import environment_names
 from steelyard.environments.schema import Environment
@@ -68,7 +68,7 @@ def remove(aws: Aws, group: LogGroup) -> None:
     if group.kept_because is not None:
         raise ValueError(f"{group.name} is kept: {group.kept_because}")
     logs = aws.client("logs")
-    with told():
+    with aws_errors():
         try:
             logs.delete_log_group(logGroupName=group.name)
         except logs.exceptions.ResourceNotFoundException:
@@ -88,7 +88,7 @@ def _is_of_another(name: str, environment: Environment) -> bool:
 
 
 def _described(aws: Aws, prefix: str) -> list[dict[str, Any]]:
-    with told():
+    with aws_errors():
         pages = aws.client("logs").get_paginator("describe_log_groups").paginate(logGroupNamePrefix=prefix)
         return [group for page in pages for group in page["logGroups"]]
 
@@ -99,7 +99,7 @@ def _kept_because(aws: Aws, group: dict[str, Any], environment: Environment, sta
         if _belongs(name, stack, environment):
             return f"the stack {stack} stands"
     arn = group.get("logGroupArn") or group["arn"].removesuffix(":*")
-    with told():
+    with aws_errors():
         tags = aws.client("logs").list_tags_for_resource(resourceArn=arn)["tags"]
     if TAG in tags:
         return f"a stack declared it and kept it (tag {TAG} = {tags[TAG]})"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from steelyard.aws.session import Aws, told
+from steelyard.aws.session import Aws, aws_errors
 from steelyard.deploy.deployment import is_bootstrapped
 from steelyard.deploy.prices import HOURS_PER_MONTH, ask_prices
 from steelyard.environments.schema import CreatedNetwork, Endpoint, Environment
@@ -91,7 +91,7 @@ def check_account(aws: Aws, environment: Environment, prices: Mapping[str, Decim
 
 
 def account_check(found: str, environment: Environment) -> Check:
-    """Whether the credentials are those of the environment's account."""
+    """Return whether the credentials are those of the environment's account."""
     if environment.account in (None, found):
         return Check(name="account", level=Level.OK, finding=f"{found} in {environment.region}")
     return Check(
@@ -103,7 +103,7 @@ def account_check(found: str, environment: Environment) -> Check:
 
 
 def bootstrap_check(aws: Aws) -> Check:
-    """Whether the CDK can deploy there."""
+    """Return whether the CDK can deploy there."""
     if is_bootstrapped(aws):
         return Check(name="bootstrap", level=Level.OK, finding="the CDK's roles are there")
     return Check(
@@ -165,7 +165,7 @@ def read_quotas(aws: Aws) -> dict[str, Quota]:
     found: dict[str, Quota] = {}
     client = aws.client("service-quotas")
     for operation in ("list_aws_default_service_quotas", "list_service_quotas"):
-        with told():
+        with aws_errors():
             for page in client.get_paginator(operation).paginate(ServiceCode="sagemaker"):
                 found.update(_endpoint_quotas(page["Quotas"]))
     return found
@@ -180,9 +180,9 @@ def _endpoint_quotas(quotas: list[dict[str, Any]]) -> Iterator[tuple[str, Quota]
 
 
 def zone_checks(aws: Aws, environment: Environment, zones: int) -> Iterator[Check]:
-    """Whether the region has as many zones as the network wants, and these the instance types."""
+    """Return whether the region has as many zones as the network wants, and these the instance types."""
     try:
-        with told():
+        with aws_errors():
             there = sorted(
                 each["ZoneName"]
                 for each in aws.client("ec2").describe_availability_zones()["AvailabilityZones"]
@@ -208,10 +208,10 @@ def zone_checks(aws: Aws, environment: Environment, zones: int) -> Iterator[Chec
 
 
 def offering_check(aws: Aws, instance_type: str, zones: list[str]) -> Check:
-    """Whether zones have an instance type, as far as EC2 tells: SageMaker does not."""
+    """Return whether zones have an instance type, as far as EC2 tells: SageMaker does not."""
     title = f"zones of {instance_type}"
     try:
-        with told():
+        with aws_errors():
             offered = {
                 each["Location"]
                 for each in aws.client("ec2").describe_instance_type_offerings(

@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from steelyard.aws.session import Aws, told
+from steelyard.aws.session import Aws, aws_errors
 from steelyard_base.exit_codes import CommandError, ExitCode
 
 HOURS_PER_MONTH = 730
@@ -63,7 +63,7 @@ def ask_prices(aws: Aws, instance_types: Sequence[str]) -> dict[str, Decimal]:
             {"Type": "TERM_MATCH", "Field": field, "Value": value}
             for field, value in (("regionCode", aws.region), ("instanceName", name))
         ]
-        with told():
+        with aws_errors():
             pages = list(client.get_paginator("get_products").paginate(ServiceCode="AmazonSageMaker", Filters=wanted))
         products = [json.loads(each) for page in pages for each in page["PriceList"]]
         if (price := hosting_price(products, name)) is not None:

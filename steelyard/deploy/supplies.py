@@ -1,4 +1,4 @@
-"""Where models and images come from that a release names and an environment lacks: this machine, or CodeBuild."""
+"""Sources of the models and images that an environment lacks: this machine, or CodeBuild."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from steelyard.aws.cloudformation import find_stack
-from steelyard.aws.session import Aws, told
+from steelyard.aws.session import Aws, aws_errors
 from steelyard.deploy import local_cloud
 from steelyard.environments.schema import Environment
 from steelyard.models.catalogue import find
@@ -45,7 +45,7 @@ class FromThisMachine:
         entry = find(model.name)
         with self.progress(entry.name) as bar:
             pull(entry, bar)
-        with told():
+        with aws_errors():
             key, _ = publish(entry.name, bucket=bucket, s3=aws.client("s3"))
         if key != model.key:
             raise CommandError(

@@ -9,7 +9,7 @@ RESERVED_SUFFIXES = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3", "-a
 
 
 def bucket_name_fault(name: str) -> str | None:
-    """Why no bucket can be called ``name``, with what to do; None when one can.
+    """Return why no bucket can be called ``name``, with what to do; None when one can.
 
     Names with dots exist, but are refused too: their TLS certificates do not match, and ours is reached over TLS only.
     """

@@ -149,7 +149,7 @@ class Images(Strict):
 
 
 class Builds(Strict):
-    """What CodeBuild makes in this environment."""
+    """The models and images that CodeBuild makes in this environment."""
 
     models: Annotated[
         Listed[str], Field(description="Models of the catalogue that can be fetched into the bucket.")
@@ -224,7 +224,7 @@ class Endpoint(DeclaredEndpoint):
 
 
 class Alarms(Strict):
-    """Who hears of alarms."""
+    """The addresses that alarms are sent to."""
 
     emails: Annotated[Listed[Email], Field(description="Addresses; each must confirm its subscription.")] = ()
 
@@ -240,7 +240,7 @@ class Budget(Strict):
 
 
 class Environment(Strict):
-    """What one environment is. ``name`` is the name of its file."""
+    """One environment. ``name`` is the name of its file."""
 
     name: Name
     account: Annotated[
@@ -318,7 +318,7 @@ class Environment(Strict):
         return self.images.repository or f"steelyard-{self.name}"
 
     def endpoint_name(self, name: str) -> str:
-        """What SageMaker calls the endpoint ``name`` of this environment."""
+        """Return SageMaker's name of the endpoint ``name`` of this environment."""
         return f"steelyard-{self.name}-{name}"
 
     def stack_name(self, part: str) -> str:
@@ -372,7 +372,7 @@ def _refuse(fault: str) -> NoReturn:
 
 
 def _variable_faults(endpoint: Endpoint) -> Iterator[str]:
-    """What is wrong with ``environment``: what the server would ignore, or would not start with."""
+    """Yield what is wrong with ``environment``: what the server would ignore, or would not start with."""
     given = endpoint.environment
     if endpoint.kind == "chat":
         yield from variable_faults({}, given)

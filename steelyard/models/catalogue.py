@@ -31,7 +31,7 @@ Readout = Literal["letters-raw"]
 
 
 class Licence(Strict):
-    """What the weights may be used for; ``url`` holds the text."""
+    """Terms of use of the weights; ``url`` holds the text."""
 
     name: Annotated[str, Field(min_length=1, description="Its name, an SPDX identifier where there is one.")]
     url: Annotated[HttpUrl, Field(description="Where its text is.")]
@@ -112,7 +112,7 @@ Source = Annotated[PythonPackages | HuggingFace | S3 | LocalFile, Field(discrimi
 
 
 class Claims(Strict):
-    """What the GGUF file must say of itself; ``steelyard model verify`` compares. What is not known is left out."""
+    """Facts that the GGUF file must state; ``steelyard model verify`` compares. What is not known is left out."""
 
     architecture: Annotated[str | None, Field(description="`general.architecture`.")] = None
     quantization: Annotated[str | None, Field(description="`general.file_type` by its name, such as `Q4_K_M`.")] = None

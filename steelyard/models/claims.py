@@ -1,4 +1,4 @@
-"""Whether a model's files are what its catalogue entry claims, by what they say of themselves."""
+"""Comparison of a model's files with the claims of its catalogue entry."""
 
 from __future__ import annotations
 

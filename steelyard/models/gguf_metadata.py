@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself, read with the ``gguf`` package.
+"""Metadata of a GGUF file, read with the ``gguf`` package.
 
 The runtime's own bounded reader looks at the file first: it refuses broken, truncated and hostile ones with a sentence,
 so that the package, which trusts what it reads, meets only files that are whole. The images carry the first reader

@@ -158,5 +158,5 @@ def manifest_sha256(manifest: bytes) -> str:
 
 
 def model_prefix(entry: CatalogueEntry | ModelManifest, manifest: bytes) -> str:
-    """Where the model lies in an artifact bucket, ending in ``/``."""
+    """Return the prefix of the model in an artifact bucket, ending in ``/``."""
     return f"models/{entry.name}/{manifest_sha256(manifest)}/"

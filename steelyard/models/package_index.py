@@ -1,4 +1,4 @@
-"""Where a Python package index keeps one pinned wheel: the simple API, as JSON or as HTML."""
+"""Address of one pinned wheel in a Python package index: the simple API, as JSON or as HTML."""
 
 from __future__ import annotations
 

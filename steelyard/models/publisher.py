@@ -50,7 +50,7 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Content:
-    """What one object will hold, hashed before anything is sent.
+    """Content of one object, hashed before anything is sent.
 
     Attributes:
         data: The bytes, or the file that has them.
@@ -98,7 +98,7 @@ def publish(
     Raises:
         CommandError: The model is missing or not the pinned one, another file lies at its prefix, or S3 refused.
     """
-    from steelyard.aws.session import told
+    from steelyard.aws.session import aws_errors
 
     shown = progress or Silent()
     entry = find(model)
@@ -111,7 +111,7 @@ def publish(
         warn(warning)
     manifest = model_manifest(entry, {path.name: path.stat().st_size for path in paths})
     prefix = model_prefix(entry, manifest)
-    with told():
+    with aws_errors():
         if archive:
             key = prefix.removesuffix("/") + ".tar.gz"
             _publish_archive(s3, bucket, key, entry, manifest, shown)
@@ -294,7 +294,7 @@ def _abort(s3: Any, bucket: str, key: str, upload: str) -> None:
 
 
 def _is_there(s3: Any, bucket: str, key: str, content: _Content) -> bool:
-    """Whether the object is known to exist.
+    """Return whether the object is known to exist.
 
     Raises:
         CommandError: It does, and is another file, or S3 keeps no checksum that could tell.

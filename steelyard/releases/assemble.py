@@ -232,7 +232,7 @@ def _content(
     finished: Mapping[str, FinishedBuild],
     published: Mapping[Hardware, ReleasedImage],
 ) -> dict[str, Any]:
-    """What the release says, without its id."""
+    """Return the content of the release, without its id."""
     models: dict[str, dict[str, Any]] = {}
     images: dict[Hardware, dict[str, Any]] = {}
     for build, thing in wanted.items():
@@ -321,9 +321,9 @@ def _object(aws: Aws, bucket: str, key: str) -> bytes | None:
     """A small object's bytes; None where there is none."""
     from botocore.exceptions import ClientError
 
-    from steelyard.aws.session import error_code, told
+    from steelyard.aws.session import aws_errors, error_code
 
-    with told():
+    with aws_errors():
         try:
             content: bytes = aws.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
         except ClientError as error:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from http.client import HTTPException
 from typing import Any
 
-from steelyard.aws.session import Aws, error_code, told
+from steelyard.aws.session import Aws, aws_errors, error_code
 from steelyard.environments.schema import Environment
 from steelyard.releases.manifest import Kind, Release, ReleasedImage, ReleasedModel
 from steelyard_base.exit_codes import CommandError, ExitCode
@@ -36,7 +36,7 @@ _BLOCK = 1 << 20
 
 
 class State(StrEnum):
-    """How a part of a release stands in an account."""
+    """State of a part of a release in an account."""
 
     OK = "ok"
     MISSING = "missing"
@@ -160,7 +160,7 @@ def model_faults(aws: Aws, model: ReleasedModel, *, bucket: str, deep: bool = Fa
     from steelyard_constructs import release_gate_handler as gate
 
     wanted = [bucket, model.key, model.manifest_sha256, model.objects()]
-    with told():
+    with aws_errors():
         found = list(gate.model_faults(aws.client("s3"), wanted))
     yield from found
     if deep and not found:
@@ -176,7 +176,7 @@ def image_faults(
     from steelyard_constructs import release_gate_handler as gate
 
     where, repository = registry_of(aws, environment, kind, image)
-    with told():
+    with aws_errors():
         yield from gate.image_faults(aws.client("ecr"), [where, repository, image.digest])
     if image.architecture is not hardware.architecture:
         found, wanted = image.architecture.value, hardware.architecture.value
@@ -232,7 +232,7 @@ def image_manifest(aws: Aws, registry: Registry, digest: str) -> tuple[str, str]
     from steelyard_constructs import release_gate_handler as gate
 
     account, repository = registry
-    with told():
+    with aws_errors():
         try:
             images = aws.client("ecr").batch_get_image(
                 registryId=account,
@@ -261,7 +261,7 @@ def tagged_digest(aws: Aws, environment: Environment, tag: str) -> str | None:
     from botocore.exceptions import ClientError
 
     account, repository = own_registry(aws, environment)
-    with told():
+    with aws_errors():
         try:
             found = aws.client("ecr").batch_get_image(
                 registryId=account, repositoryName=repository, imageIds=[{"imageTag": tag}]
@@ -284,7 +284,7 @@ def tag_faults(aws: Aws, environment: Environment, release: Release, hardware: H
 
 
 def label_faults(aws: Aws, environment: Environment, image: ReleasedImage) -> Iterator[str]:
-    """Whether the bytes in the registry hash to the digest, and the labels in them are what the release says."""
+    """Return whether the bytes in the registry hash to the digest, and the labels in them are what the release says."""
     if image.build is None or (found := image_manifest(aws, own_registry(aws, environment), image.digest)) is None:
         return
     manifest = found[0]
@@ -308,7 +308,7 @@ def label_faults(aws: Aws, environment: Environment, image: ReleasedImage) -> It
 
 def _labels(aws: Aws, environment: Environment, config_digest: str) -> Mapping[str, str]:
     account, repository = own_registry(aws, environment)
-    with told():
+    with aws_errors():
         url = aws.client("ecr").get_download_url_for_layer(
             registryId=account, repositoryName=repository, layerDigest=config_digest
         )["downloadUrl"]
@@ -335,7 +335,7 @@ def _labels_in(configuration: bytes) -> Mapping[str, str]:
 
 
 def sbom_faults(aws: Aws, image: ReleasedImage, *, bucket: str) -> Iterator[str]:
-    """Whether the list of an image's parts is in the bucket, with the release's hash."""
+    """Return whether the list of an image's parts is in the bucket, with the release's hash."""
     if image.build is None:
         return
     sbom = image.build.sbom
@@ -354,7 +354,7 @@ def object_sha256(aws: Aws, bucket: str, key: str) -> str | None:
     from botocore.exceptions import ClientError
 
     digest = hashlib.sha256()
-    with told():
+    with aws_errors():
         try:
             body = aws.client("s3").get_object(Bucket=bucket, Key=key)["Body"]
         except ClientError as error:
@@ -374,7 +374,7 @@ def recorded_size(aws: Aws, bucket: str, key: str) -> int | None:
     """
     from botocore.exceptions import ClientError
 
-    with told():
+    with aws_errors():
         try:
             return int(aws.client("s3").head_object(Bucket=bucket, Key=key)["ContentLength"])
         except ClientError as error:
@@ -384,7 +384,7 @@ def recorded_size(aws: Aws, bucket: str, key: str) -> int | None:
 
 
 def scan_summary(aws: Aws, environment: Environment, image: ReleasedImage) -> str:
-    """What ECR's scan found in one of our images, in a few words."""
+    """Summarize in a few words what ECR's scan found in one of our images."""
     from botocore.exceptions import ClientError
 
     account, repository = own_registry(aws, environment)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
-from steelyard.aws.session import Aws, error_code, told
+from steelyard.aws.session import Aws, aws_errors, error_code
 from steelyard_base.exit_codes import CommandError, ExitCode
 
 KEY_VARIABLE = "STEELYARD_BUILD_KEY"
@@ -29,13 +29,13 @@ _RUNNING = "IN_PROGRESS"
 
 
 class Watcher(Protocol):
-    """Is told what goes on in builds."""
+    """Receives the progress of builds."""
 
     def line(self, label: str, text: str) -> None:
         """A line of a build's log."""
 
     def state(self, label: str, text: str) -> None:
-        """What a build does now, in a few words; told when it changes."""
+        """Receives what a build does now, in a few words, when it changes."""
 
     def note(self, label: str, text: str) -> None:
         """Something that a person wants to know once."""
@@ -81,7 +81,7 @@ def project_definition(aws: Aws, name: str) -> dict[str, Any]:
     Raises:
         CommandError: There is none, or CodeBuild cannot be asked.
     """
-    with told():
+    with aws_errors():
         found = aws.client("codebuild").batch_get_projects(names=[name])["projects"]
     if not found:
         raise CommandError(f"the CodeBuild project {name} does not exist, although a stack names it")
@@ -226,7 +226,7 @@ class _Followed:
         from botocore.exceptions import ClientError
 
         given = {**dict(self.wanted.variables), KEY_VARIABLE: self._key}
-        with told():
+        with aws_errors():
             try:
                 build = self._aws.client("codebuild").start_build(
                     projectName=self.wanted.project,
@@ -286,13 +286,13 @@ class _Followed:
 
     def _recent(self) -> list[dict[str, Any]]:
         client = self._aws.client("codebuild")
-        with told():
+        with aws_errors():
             ids = client.list_builds_for_project(projectName=self.wanted.project, sortOrder="DESCENDING")["ids"]
             found = client.batch_get_builds(ids=ids[:_LOOK_BACK])["builds"] if ids else []
         return sorted(found, key=lambda build: ids.index(build["id"]))
 
     def _build(self, build_id: str) -> dict[str, Any]:
-        with told():
+        with aws_errors():
             found = self._aws.client("codebuild").batch_get_builds(ids=[build_id])["builds"]
         if not found:
             raise CommandError(f"the build {build_id} of {self.wanted.label} is gone; somebody has deleted it")
@@ -310,12 +310,12 @@ class _Log:
         self._token: str | None = None
 
     def new_lines(self) -> Iterator[str]:
-        """What has been written since the last time; nothing while there is no log."""
+        """Yield the lines written since the last time; none while there is no log."""
         from botocore.exceptions import ClientError
 
         while True:
             onward = {"startFromHead": True, **({"nextToken": self._token} if self._token else {})}
-            with told():
+            with aws_errors():
                 try:
                     page = self._aws.client("logs").get_log_events(**self._where, **onward)
                 except ClientError as error:

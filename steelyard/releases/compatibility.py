@@ -1,4 +1,4 @@
-"""Whether a release can run in an environment, and which image an endpoint gets from it."""
+"""Compatibility of a release with an environment, and the image that an endpoint gets from it."""
 
 from __future__ import annotations
 

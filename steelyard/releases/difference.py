@@ -1,4 +1,4 @@
-"""What changes from one release to another."""
+"""Differences between two releases."""
 
 from __future__ import annotations
 

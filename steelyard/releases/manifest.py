@@ -96,7 +96,7 @@ class ReleasedModel(Strict):
         return sum(each.size for each in self.files)
 
     def objects(self) -> dict[str, tuple[int, str]]:
-        """What must lie below the key beside the manifest: size in bytes and sha256 by name."""
+        """Return what must lie below the key beside the manifest: size in bytes and sha256 by name."""
         return {each.name: (each.size, each.sha256) for each in self.files}
 
     def artifact(self, *, bucket: str) -> ModelArtifact:
@@ -105,14 +105,14 @@ class ReleasedModel(Strict):
 
 
 class Sbom(Strict):
-    """What an image consists of: a CycloneDX document in the artifact bucket."""
+    """List of an image's parts: a CycloneDX document in the artifact bucket."""
 
     key: Annotated[str, Field(min_length=1, description="Its key in each bucket.")]
     sha256: Annotated[Sha256, Field(description="Hash of its bytes.")]
 
 
 class ImageBuildFacts(Strict):
-    """What one of our images was made of."""
+    """The parts that one of our images was made of."""
 
     base_digest: Annotated[Digest, Field(description="The published container that it was built on.")]
     binding: Annotated[
@@ -222,7 +222,7 @@ class ReleaseSource(Strict):
 
 
 class Release(Strict):
-    """What is deployed, wherever it is deployed."""
+    """Models and images that are deployed together, in whatever environment."""
 
     format: Annotated[Literal["steelyard-release/1"], Field(description="Version of this format.")]
     id: Annotated[
@@ -307,7 +307,7 @@ class Release(Strict):
 
 
 def content_id(data: Mapping[str, Any]) -> str:
-    """What a release with this content is called.
+    """Return the id of a release with this content.
 
     The hash is over JSON with sorted keys and without spaces, in UTF-8, of everything but ``id`` and ``note``. It is
     taken of what the file says and not of what this version of the code makes of it, so that a field which a later

@@ -1,4 +1,4 @@
-"""What has to be built for a release of some environments, and which projects build it."""
+"""Plan of a release for some environments: what has to be built, and by which projects."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _model_of(environment: Environment, role: str, asked: Mapping[str, str]) -> 
 
 
 def fits(release: Release, plan: Plan, source: ReleaseSource) -> bool:
-    """Whether a release is what building by ``plan`` from ``source`` would make again."""
+    """Return whether a release is what building by ``plan`` from ``source`` would make again."""
     return (
         not release.sample
         and not source.dirty

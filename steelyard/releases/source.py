@@ -1,4 +1,4 @@
-"""Which code a release is built from."""
+"""The code that a release is built from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ASSET_EXCLUDE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Checkout:
-    """What lies here to be built.
+    """A checkout that is to be built.
 
     Attributes:
         source: The commit.
@@ -45,7 +45,7 @@ class Checkout:
 
 
 def read_checkout(root: Path = ROOT, *, allow_dirty: bool = False) -> Checkout:
-    """What lies here, read before anything of it is deployed.
+    """Read the checkout before anything of it is deployed.
 
     Args:
         root: The checkout.
@@ -67,7 +67,7 @@ def read_checkout(root: Path = ROOT, *, allow_dirty: bool = False) -> Checkout:
 
 
 def asset_hash(root: Path = ROOT) -> str:
-    """What the CDK calls the archive of the builds' source, as it lies here: a hash of all files in it."""
+    """Return the CDK's name of the archive of the builds' source, as it lies here: a hash of all files in it."""
     from steelyard.cdk.nodejs import use_packaged_node
 
     use_packaged_node()
@@ -105,7 +105,7 @@ def changes(root: Path = ROOT) -> list[str]:
 
 
 def input_files(root: Path = ROOT) -> list[str]:
-    """What the builds are made of: files that git knows or would take, relative to ``root``."""
+    """Return the files of the builds' source that git knows or would take, relative to ``root``."""
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *INPUTS)
     return sorted({name for name in listed.split("\0") if name and (root / name).exists()})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from steelyard.aws.session import Aws, told
+from steelyard.aws.session import Aws, aws_errors
 from steelyard.environments.schema import Environment
 from steelyard.releases.checks import image_manifest, own_registry, release_tag, tagged_digest
 from steelyard.releases.manifest import Release, ReleasedImage
@@ -45,7 +45,7 @@ def tag_images(
         wanted: dict[str, Any] = {"imageManifest": manifest, "imageTag": tag}
         if media_type:
             wanted["imageManifestMediaType"] = media_type
-        with told():
+        with aws_errors():
             aws.client("ecr").put_image(
                 registryId=account, repositoryName=repository, imageDigest=image.digest, **wanted
             )

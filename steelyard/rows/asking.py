@@ -55,7 +55,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one decision of a row: ``result``, or ``error``.
+    """Outcome of one decision of a row: ``result``, or ``error``.
 
     Attributes:
         row: The row.

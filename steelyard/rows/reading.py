@@ -44,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """Which parts of a row are its state and its id.
+    """The parts of a row that are its state and its id.
 
     Attributes:
         state: One field, whose value is the state; several make an object; none chooses by the first row: the field
@@ -116,7 +116,7 @@ def check_rows(stream: BinaryIO, *, kind: Format, fields: Fields, origin: str) -
 
 
 class _Shape:
-    """Where state and id are in the rows of one file; settled by the first row."""
+    """Places of state and id in the rows of one file; the first row decides."""
 
     def __init__(self, origin: str, state: tuple[str, ...] | None, identifier: str | None) -> None:
         self._origin, self._state, self._id = origin, state, identifier

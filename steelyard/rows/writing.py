@@ -134,7 +134,7 @@ def out_format(path: Path | None, chosen: OutFormat | None) -> OutFormat:
 
 
 class Output:
-    """Where rows go. Each line is handed to the system when it is complete."""
+    """Destination of rows. Each line is handed to the system when it is complete."""
 
     def __init__(self, file: BinaryIO, style: Style, *, name: str) -> None:
         self._file, self._style, self._name = file, style, name

@@ -1,4 +1,4 @@
-"""What this machine is and can run, as a list of checks. Nothing here changes anything."""
+"""Checks of this machine: what it is and what it can run. Nothing here changes anything."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def ask_binding() -> dict[str, Any] | None:
 
 
 def binding_check(binding: dict[str, Any] | None) -> Check:
-    """Whether llama.cpp can be loaded."""
+    """Return whether llama.cpp can be loaded."""
     if binding is None:
         return Check(
             name="llama.cpp",
@@ -114,7 +114,7 @@ def cpu_check(flags: frozenset[str], architecture: str) -> Check:
 
 
 def cores_check(physical: int, present: int) -> Check:
-    """What the server uses when ``threads`` is 0. More threads than that make llama.cpp slower, by a lot."""
+    """Count the threads that the server uses when ``threads`` is 0. More make llama.cpp slower, by a lot."""
     finding = f"{physical} physical cores usable, of {present} logical ones"
     if physical < 2:
         return Check(name="cores", level=Level.WARNING, finding=finding, advice="A second core would help a lot.")
@@ -139,7 +139,7 @@ def usable_memory(root: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/pr
 
 
 def memory_check(available: int | None, model_size: int | None) -> Check:
-    """Whether the weights and a context fit."""
+    """Return whether the weights and a context fit."""
     if available is None:
         return Check(name="memory", level=Level.WARNING, finding="unknown", advice="See that the model fits yourself.")
     if model_size is None:
@@ -195,7 +195,7 @@ def disk_check(folder: Path) -> Check:
 
 
 def model_checks(model: str) -> tuple[int | None, list[Check]]:
-    """Whether the model is here and is what it should be; with its size in bytes."""
+    """Return whether the model is here and is what it should be; with its size in bytes."""
     try:
         path, name = storage.resolve(model)
         files = model_files.resolve(path)
@@ -211,7 +211,7 @@ def model_checks(model: str) -> tuple[int | None, list[Check]]:
 
 
 def template_check(path: Path) -> Check:
-    """Whether decisions can be read from the prompts of the model's chat template, and where."""
+    """Return whether decisions can be read from the prompts of the model's chat template, and where."""
     try:
         # What the command line does without: numpy, and Jinja for the child process.
         import jinja2  # noqa: F401

@@ -1,4 +1,4 @@
-"""What a person sees of builds while they run: every line of their logs behind their names, and how far each is."""
+"""Display of running builds: every line of their logs behind their names, and how far each is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BuildLog:
         self._progress.console.print(Text.assemble((f"{label} | ", "cyan"), text), soft_wrap=True)
 
     def state(self, label: str, text: str) -> None:
-        """What a build does now."""
+        """Show what a build does now."""
         if label not in self._tasks:
             self._tasks[label] = self._progress.add_task(label, total=None, state="")
         self._progress.update(self._tasks[label], state=text)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class Chats(Protocol):
-    """Whatever answers chats: a server over HTTP, or an endpoint."""
+    """Answers chats: a server over HTTP, or an endpoint."""
 
     def chat(self, messages: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
         """A whole chat completion."""

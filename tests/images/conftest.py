@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.build_programs import image
+from steelyard.build_programs.recipe import Recipe, build
 from steelyard_localcloud.containers.storage import VARIABLE, own_storage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,8 +51,8 @@ def base(docker_on_path):
 
 
 @pytest.fixture(scope="session")
-def recipe(base) -> image.Recipe:
-    return image.Recipe(
+def recipe(base) -> Recipe:
+    return Recipe(
         dockerfile="images/cpu.Dockerfile",
         base=base.reference,
         llama_cpp=base.llama_cpp,
@@ -64,14 +64,14 @@ def recipe(base) -> image.Recipe:
 @pytest.fixture(scope="session")
 def cpu_image(recipe) -> str:
     tag = "localhost/steelyard-test-cpu:latest"
-    image.build(recipe, tag)
+    build(recipe, tag)
     return tag
 
 
 @pytest.fixture(scope="session")
 def cuda_image(recipe) -> str:
     tag = "localhost/steelyard-test-cuda:latest"
-    image.build(replace(recipe, dockerfile="images/cuda.Dockerfile"), tag)
+    build(replace(recipe, dockerfile="images/cuda.Dockerfile"), tag)
     return tag
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from steelyard.build_programs import image
+from steelyard.build_programs import container_tool, image, self_test
 from steelyard_runtime.engine import abi
 
 pytestmark = pytest.mark.containers
@@ -21,12 +21,12 @@ DOCKERFILES = sorted((ROOT / "images").glob("*.Dockerfile"))
 
 
 def inspect(reference, template):
-    return json.loads(image.output("image", "inspect", "--format", f"{{{{json {template}}}}}", reference))
+    return json.loads(container_tool.output("image", "inspect", "--format", f"{{{{json {template}}}}}", reference))
 
 
 def python(reference, code):
     words = ("run", "--rm", "--network", "none", "--entrypoint", "/opt/steelyard/bin/python", reference, "-I", "-c")
-    return image.output(*words, code)
+    return container_tool.output(*words, code)
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
@@ -94,7 +94,7 @@ def test_building_it_again_gives_the_same_layers(cpu_image, recipe):
     arguments = [word for name, value in recipe.arguments().items() for word in ("--build-arg", f"{name}={value}")]
     again = "localhost/steelyard-test-again:latest"
     words = ["buildx", "build", "--no-cache", "--load", "--quiet", "--file", recipe.dockerfile, *arguments]
-    image.docker(*words, "--tag", again, ".", quiet=True)
+    container_tool.docker(*words, "--tag", again, ".", quiet=True)
     first, second = (inspect(each, ".RootFS.Layers") for each in (cpu_image, again))
     assert first == second
     assert inspect(cpu_image, ".Config") == inspect(again, ".Config")
@@ -102,11 +102,11 @@ def test_building_it_again_gives_the_same_layers(cpu_image, recipe):
 
 @pytest.mark.timeout(1200)
 def test_it_decides_without_a_network_and_stops_when_told(cpu_image):
-    image.self_test(cpu_image)
+    self_test.self_test(cpu_image)
 
 
 def test_a_cuda_image_proves_its_library_and_does_not_serve_without_a_gpu(cuda_image, tmp_path):
-    checked = image.output("run", "--rm", "--entrypoint", "/opt/steelyard/bin/python", cuda_image, *CHECK)
+    checked = container_tool.output("run", "--rm", "--entrypoint", "/opt/steelyard/bin/python", cuda_image, *CHECK)
     assert "belong together" in checked
     model = tmp_path / "model"
     model.mkdir()

@@ -11,14 +11,14 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from steelyard.build_programs import image
+from steelyard.build_programs import container_tool, registry
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.engine import abi, llama
 
 pytestmark = pytest.mark.containers
 
 DIGEST = "sha256:" + "a" * 64
-TARGET = image.Target(
+TARGET = registry.Target(
     repository="decision",
     uri="111122223333.dkr.ecr.eu-west-1.amazonaws.com/decision",
     tag="cpu-1",
@@ -43,7 +43,9 @@ def refused(capfd, recipe, **changes):
     arguments = recipe.arguments() | changes
     flags = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     with pytest.raises(CommandError, match="docker buildx failed"):
-        image.docker("buildx", "build", "--file", recipe.dockerfile, *flags, "--tag", "localhost/refused:1", ".")
+        container_tool.docker(
+            "buildx", "build", "--file", recipe.dockerfile, *flags, "--tag", "localhost/refused:1", "."
+        )
     said = capfd.readouterr()
     return said.out + said.err
 
@@ -132,29 +134,29 @@ def test_an_index_and_a_manifest_of_oci_are_refused(ecr, kind):
     media_type = f"application/vnd.oci.image.{kind}.v1+json"
     image_ = {"imageId": {"imageDigest": DIGEST}, "imageManifestMediaType": media_type}
     ecr.stubber.add_response("batch_get_image", {"images": [image_], "failures": []})
-    pushed = image.find_pushed(ecr, TARGET)
+    pushed = registry.find_pushed(ecr, TARGET)
     with pytest.raises(CommandError, match=r"SageMaker takes application/vnd\.docker") as caught:
-        image.require_single("decision:cpu-1", pushed.media_type)
+        registry.require_single("decision:cpu-1", pushed.media_type)
     assert caught.value.code is ExitCode.REFUSED
-    image.require_single("decision:cpu-1", image.SINGLE)
+    registry.require_single("decision:cpu-1", container_tool.SINGLE)
 
 
 def test_an_image_that_is_missing_is_not_found_and_another_failure_is_told(ecr):
     missing = {"failures": [{"failureCode": "ImageNotFound"}], "images": []}
     ecr.stubber.add_response("batch_get_image", missing)
-    assert image.find_pushed(ecr, TARGET) is None
+    assert registry.find_pushed(ecr, TARGET) is None
     other = {"failures": [{"failureCode": "KmsError", "failureReason": "no key"}], "images": []}
     ecr.stubber.add_response("batch_get_image", other)
     with pytest.raises(CommandError, match=r"ECR does not show .*decision:cpu-1: no key"):
-        image.find_pushed(ecr, TARGET)
+        registry.find_pushed(ecr, TARGET)
 
 
 def test_a_repository_with_tags_that_move_is_refused(ecr):
     ecr.stubber.add_response("describe_repositories", {"repositories": [{"imageTagMutability": "MUTABLE"}]})
     with pytest.raises(CommandError, match="tags of the repository decision can be moved"):
-        image.require_immutable(ecr, "decision")
+        registry.require_immutable(ecr, "decision")
     ecr.stubber.add_response("describe_repositories", {"repositories": [{"imageTagMutability": "IMMUTABLE"}]})
-    image.require_immutable(ecr, "decision")
+    registry.require_immutable(ecr, "decision")
 
 
 def scanned(status, **counts):
@@ -167,7 +169,7 @@ def scanned(status, **counts):
 
 def clean(ecr, **options):
     options = {"allow_critical": False, "timeout_s": 0.0} | options
-    image.require_clean(ecr, "decision", DIGEST, **options)
+    registry.require_clean(ecr, "decision", DIGEST, **options)
 
 
 def test_critical_findings_are_refused_unless_they_are_accepted(ecr, capsys):
@@ -203,13 +205,13 @@ def test_a_list_that_is_there_with_other_content_is_not_replaced():
         stubber.add_client_error("put_object", "PreconditionFailed")
         stubber.add_client_error("get_object", "NoSuchKey")
         with pytest.raises(CommandError, match="s3://artifacts/k is there already and lists something else"):
-            image.store(s3, "artifacts", "k", b"{}")
+            registry.store(s3, "artifacts", "k", b"{}")
 
 
 def test_without_docker_it_says_so(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(CommandError, match="docker is not installed"):
-        image.docker("version")
+        container_tool.docker("version")
 
 
 def test_the_password_of_a_registry_is_not_on_the_command_line(ecr, monkeypatch, tmp_path):
@@ -219,5 +221,5 @@ def test_the_password_of_a_registry_is_not_on_the_command_line(ecr, monkeypatch,
     (tmp_path / "docker").write_text(f'#!/bin/sh\necho "$@" >{log}\ncat >>{log}\n', encoding="utf-8")
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    image.log_in(ecr, "registry")
+    registry.log_in(ecr, "registry")
     assert log.read_text(encoding="utf-8") == "login --username AWS --password-stdin registry\nsecret"

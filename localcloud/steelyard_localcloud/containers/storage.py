@@ -57,7 +57,7 @@ def _run_root(folder: Path) -> Path:
 
 
 def _overlays(folder: Path) -> bool:
-    """Whether a layer can be mounted over another in this folder."""
+    """Return whether a layer can be mounted over another in this folder."""
     with tempfile.TemporaryDirectory(dir=folder) as trial:
         parts = {name: Path(trial) / name for name in ("lower", "upper", "work", "merged")}
         for part in parts.values():

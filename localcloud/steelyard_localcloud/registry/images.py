@@ -45,7 +45,7 @@ class Images:
         self.access = access
 
     def exists(self, repository: Repository) -> bool:
-        """Whether a repository exists."""
+        """Return whether a repository exists."""
         with request_scope(repository.account, repository.region):
             return repository.name in ecr._repositories
 

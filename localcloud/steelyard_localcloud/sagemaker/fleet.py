@@ -164,7 +164,7 @@ class Fleet:
             threading.Thread(target=contextvars.copy_context().run, args=(duty,), daemon=True).start()
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Return whether the process runs."""
         return self._process is not None and self._process.exit_status() is None
 
     @property

@@ -119,7 +119,7 @@ def check_pull(image: Image, role: ServiceRole) -> None:
 
 
 def is_real(image: Image) -> bool:
-    """Whether there are layers behind an image's manifest, so that it runs as a container.
+    """Return whether there are layers behind an image's manifest, so that it runs as a container.
 
     Images of other accounts never are: what is published to those registries here stands for the bases of builds.
     """

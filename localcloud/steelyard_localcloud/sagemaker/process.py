@@ -67,7 +67,7 @@ class Process:
         return self._process.poll()
 
     def healthy(self) -> bool:
-        """Whether the health check gets 200 within the 2 seconds that SageMaker waits."""
+        """Return whether the health check gets 200 within the 2 seconds that SageMaker waits."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=PING_S)
         try:
             connection.request("GET", self.launch.ping_path)
