@@ -5,6 +5,8 @@ from __future__ import annotations
 import aws_cdk as cdk
 from aws_cdk import aws_logs as logs
 
+from steelyard.environments.fixed import OUTPUT as FIXED
+from steelyard.environments.fixed import output_value
 from steelyard.environments.schema import Environment
 from steelyard_constructs.log_retention import LOG_RETENTION_DAYS
 
@@ -37,6 +39,8 @@ class EnvironmentStack(cdk.Stack):
         )
         self.settings = environment
         cdk.Tags.of(self).add(TAG_ENVIRONMENT, environment.name)
+        if (fixed := output_value(environment, part)) is not None:
+            self.output(FIXED, fixed, "Values of the environment file that cannot change in place")
 
     @property
     def removal_policy(self) -> cdk.RemovalPolicy:

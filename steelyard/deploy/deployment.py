@@ -9,6 +9,8 @@ from steelyard.aws.cloudformation import Stack, find_stack
 from steelyard.aws.session import Aws, aws_errors
 from steelyard.cdk.program import Cdk
 from steelyard.deploy.endpoints import stacks_of
+from steelyard.environments.fixed import OUTPUT as FIXED
+from steelyard.environments.fixed import fixed_faults, fixed_values
 from steelyard.environments.schema import Environment
 from steelyard.releases.checks import (
     State,
@@ -21,7 +23,7 @@ from steelyard.releases.checks import (
 )
 from steelyard.releases.compatibility import check_release
 from steelyard.releases.manifest import Release, ReleasedModel
-from steelyard_base.exit_codes import CommandError
+from steelyard_base.exit_codes import CommandError, ExitCode
 
 BOOTSTRAP_STACK = "CDKToolkit"
 
@@ -66,6 +68,7 @@ def prepare(aws: Aws, environment: Environment, cdk: Cdk, say: Say, *, note: Say
     if not is_bootstrapped(aws):
         say(f"cdk bootstrap aws://{account}/{aws.region}")
         cdk.bootstrap(account=account, region=aws.region)
+    check_fixed(aws, environment)
     say(f"cdk synth: environment {environment.name}, release {cdk.release}")
     cdk.synth()
     unprotect_failed(aws, environment, say)
@@ -121,6 +124,27 @@ def deploy(
     cdk.deploy()
     for name in environment.endpoints:
         check_serving(aws, environment, release, name)
+
+
+def check_fixed(aws: Aws, environment: Environment) -> None:
+    """Refuse a change of what AWS keeps from the creation of a stack, before anything is changed.
+
+    Raises:
+        CommandError: The environment's file has another value than a deployed stack.
+    """
+    faults: list[str] = []
+    for part in fixed_values(environment):
+        stack = find_stack(aws, environment.stack_name(part))
+        if stack is not None and stack.lived and FIXED in stack.outputs:
+            faults += fixed_faults(environment, part, stack.outputs[FIXED])
+    if faults:
+        raise CommandError(
+            f"environments/{environment.name}.toml changes what cannot change in place:\n"
+            + "\n".join(f"- {fault}" for fault in dict.fromkeys(faults)),
+            code=ExitCode.USAGE,
+            hint="Nothing was changed. Put the old value back; or make another environment with the new value, deploy "
+            f"it, move the callers, and then destroy this one: steelyard down --env {environment.name}.",
+        )
 
 
 def unprotect_failed(aws: Aws, environment: Environment, say: Say) -> None:

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 from world import CHAT, DECISION, DECISION_STACK, GREETING, Wanted, World, digest
 
+from steelyard.aws.session import Aws
+from steelyard.deploy.deployment import check_fixed
+from steelyard.deploy.local_cloud import reached
 from steelyard.environments.files import load_environment
+from steelyard.environments.schema import CreatedKey
+from steelyard_base.exit_codes import CommandError
 
 MODEL, CONFIG, ENDPOINT = "AWS::SageMaker::Model", "AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Endpoint"
 
@@ -134,3 +139,22 @@ def test_broken_change_rolls_back_and_the_old_version_serves(world: World, break
     again = world.deploy(world.wanted)
     assert again.code == 0, again.said
     assert world.ask()["result"]["option_ids"] == ["yes", "no"]
+
+
+def test_what_cannot_change_in_place_is_refused_before_anything_changes(world: World) -> None:
+    """Renamed twice, both old buckets stayed; a new key failed at the repository, after the key was made."""
+    before = world.everything()
+    wanted = world.wanted.environment()
+    changed = wanted.model_copy(
+        update={
+            "artifacts": wanted.artifacts.model_copy(update={"bucket_name": "another-bucket"}),
+            "encryption": CreatedKey(kind="created"),
+        }
+    )
+    with reached(world.cloud.environment()), pytest.raises(CommandError) as refused:
+        check_fixed(Aws("us-east-1"), changed)
+    assert "artifacts.bucket_name is 'another-bucket', and was '' when it was made" in str(refused.value)
+    assert str(refused.value).count("encryption is 'created'") == 1  # of two stacks
+    with reached(world.cloud.environment()):
+        check_fixed(Aws("us-east-1"), wanted)
+    assert world.everything() == before

@@ -203,24 +203,31 @@ ENDPOINT_OUTPUTS = {"EndpointName", "EndpointArn", "Kind", "Release", "LogGroup"
 MODEL_PROJECTS = {"ModelProjectGemma3270m", "ModelProjectQwen354b"}
 OUTPUTS = {
     "dev": {
-        "Artifacts": {"BucketName"},
-        "Build": {"RepositoryUri", "ImageProjectCpu", *MODEL_PROJECTS},
+        "Artifacts": {"BucketName", "FixedAtCreation"},
+        "Build": {"FixedAtCreation", "RepositoryUri", "ImageProjectCpu", *MODEL_PROJECTS},
         "Observability": {"AlarmTopicArn", "DashboardName"},
         "Endpoint-decision": ENDPOINT_OUTPUTS,
         "Endpoint-chat": ENDPOINT_OUTPUTS,
     },
     "staging": {
-        "Artifacts": {"BucketName"},
-        "Network": set(),
-        "Build": {"RepositoryUri", "ImageProjectCpu", "ImageProjectGraviton", "ImageProjectCuda", *MODEL_PROJECTS},
+        "Artifacts": {"BucketName", "FixedAtCreation"},
+        "Network": {"FixedAtCreation"},
+        "Build": {
+            "FixedAtCreation",
+            "RepositoryUri",
+            "ImageProjectCpu",
+            "ImageProjectGraviton",
+            "ImageProjectCuda",
+            *MODEL_PROJECTS,
+        },
         "Observability": {"AlarmTopicArn", "DashboardName"},
         "Endpoint-decision-cpu": ENDPOINT_OUTPUTS,
         "Endpoint-decision-gpu": ENDPOINT_OUTPUTS,
         "Endpoint-chat": ENDPOINT_OUTPUTS,
     },
     "prod": {
-        "Artifacts": {"BucketName"},
-        "Network": set(),
+        "Artifacts": {"BucketName", "FixedAtCreation"},
+        "Network": {"FixedAtCreation"},
         "Build": MODEL_PROJECTS,
         "Observability": {"AlarmTopicArn", "DashboardName"},
         "Endpoint-decision-cpu": ENDPOINT_OUTPUTS,
