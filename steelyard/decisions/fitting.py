@@ -11,7 +11,7 @@ option is known before anything is labelled.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -113,33 +113,114 @@ def fit(
 
 
 def _fit(cases: Examples, anchors: Examples, options: int, words: bool, step: Callable[[int, int], None]) -> Fitted:
-    folds = folds_of(cases)
-    counted = _Counter(step, total=2 * (int(folds.max()) + 1) * len(STRENGTHS))
-    state = _cross_validate(cases, anchors, folds, options, _of_state, counted)
-    bag = _cross_validate(cases, anchors, folds, options, _of_words, counted)
-    alone, alone_weights = _weigh([state.logits], cases.labels, folds)
-    only_words, _ = _weigh([bag.logits], cases.labels, folds)
-    both, both_weights = _weigh([state.logits, bag.logits], cases.labels, folds)
-    uses_words = words and metrics.log_loss(both, cases.labels) < metrics.log_loss(alone, cases.labels)
-    probabilities = both if uses_words else alone
-    weights = both_weights if uses_words else np.array([*alone_weights, 0.0])
-    everything = cases.with_more(anchors)
-    linear = _linear(everything, options, state.strength, bag.strength if uses_words else None, weights)
+    validated = validate(cases, anchors=anchors, options=options, step=step)
+    alone, only_words, both = (validated.weighed(parts) for parts in (("state",), ("words",), ("state", "words")))
+    uses_words = words and metrics.log_loss(both[0], cases.labels) < metrics.log_loss(alone[0], cases.labels)
+    probabilities, weights = both if uses_words else alone
     measured = Measured(
         cases=len(cases),
-        folds=int(folds.max()) + 1,
+        folds=int(validated.folds.max()) + 1,
         head=metrics.figures(probabilities, cases.labels),
-        state=metrics.figures(alone, cases.labels) if uses_words else None,
-        bag_of_words=metrics.figures(only_words, cases.labels),
-        majority=metrics.figures(_majority(cases.labels, options, folds), cases.labels),
-        better_than_words=metrics.paired_difference(probabilities, only_words, cases.labels),
+        state=metrics.figures(alone[0], cases.labels) if uses_words else None,
+        bag_of_words=metrics.figures(only_words[0], cases.labels),
+        majority=metrics.figures(_majority(cases.labels, options, validated.folds), cases.labels),
+        better_than_words=metrics.paired_difference(probabilities, only_words[0], cases.labels),
     )
-    distances = _held_out_distances(cases, anchors, folds, options)
     return Fitted(
-        linear=replace(linear, distances=distances),
+        linear=replace(validated.linear(weights), distances=validated.distances()),
         measured=measured,
         probabilities=probabilities,
         uses_words=uses_words,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validated:
+    """Held-out logits of both regressions, and what a head of any part of them needs.
+
+    Attributes:
+        cases: The labelled cases.
+        anchors: The options' own texts.
+        options: Number of options.
+        folds: Fold of each case, shape ``(cases,)``.
+        logits: Held-out logits of ``state`` and ``words``, each of shape ``(cases, options)``.
+        strengths: The strength of each for all cases.
+    """
+
+    cases: Examples
+    anchors: Examples
+    options: int
+    folds: npt.NDArray[np.int64]
+    logits: Mapping[str, Array]
+    strengths: Mapping[str, float]
+
+    def weighed(self, parts: Sequence[str]) -> tuple[Array, dict[str, float]]:
+        """Return the held-out probabilities of a head of these parts, and the parts' weights."""
+        probabilities, weights = _weigh([self.logits[part] for part in parts], self.cases.labels, self.folds)
+        return probabilities, dict(zip(parts, map(float, weights), strict=True))
+
+    def linear(self, weights: Mapping[str, float]) -> Linear:
+        """Fit the weighed parts on everything and fold them into one linear map; it has no distances."""
+        everything = self.cases.with_more(self.anchors)
+        total = sum(weights.values())
+        standard = Standard.of(everything.hidden)
+        features = standard.apply(everything.hidden)
+        state_weights, bias = np.zeros((self.options, features.shape[1])), np.zeros(self.options)
+        words, word_weights = None, np.zeros((self.options, 0))
+        if "state" in weights:
+            fitted = self._regress(features, "state")
+            state_weights = weights["state"] / total * fitted.weights
+            bias = bias + weights["state"] / total * fitted.bias
+        if "words" in weights:
+            words = learn(everything.texts)
+            fitted = self._regress(dense(words, everything.texts), "words")
+            word_weights = weights["words"] / total * fitted.weights
+            bias = bias + weights["words"] / total * fitted.bias
+        return Linear(
+            mean=standard.mean,
+            scale=standard.scale,
+            weights=state_weights,
+            bias=bias,
+            centres=_centres(features, everything.labels, self.options),
+            distances=np.zeros(1),
+            words=words,
+            word_weights=word_weights,
+            temperature=1 / total,
+        )
+
+    def _regress(self, features: Array, part: str) -> Regression:
+        labels = np.concatenate([self.cases.labels, self.anchors.labels])
+        return regress(features, labels, options=self.options, strength=self.strengths[part])
+
+    def distances(self) -> Array:
+        """Return distances of held-out cases to the options' means of the others, increasing, shape ``(cases,)``."""
+        found = []
+        for fold in range(int(self.folds.max()) + 1):
+            learnt = self.cases.take(np.flatnonzero(self.folds != fold)).with_more(self.anchors)
+            x, held = _of_state(learnt, self.cases.take(np.flatnonzero(self.folds == fold)))
+            centres = _centres(x, learnt.labels, self.options)
+            lengths = np.linalg.norm(held, axis=1)
+            found.append(1.0 - (held @ centres.T).max(axis=1) / np.where(lengths > 0, lengths, 1.0))
+        return np.sort(np.concatenate(found))
+
+
+def validate(
+    cases: Examples, *, anchors: Examples, options: int, step: Callable[[int, int], None] = lambda *_: None
+) -> Validated:
+    """Cross-validate both regressions. Arguments as of ``fit``."""
+    folds = folds_of(cases)
+    counted = _Counter(step, total=2 * (int(folds.max()) + 1) * len(STRENGTHS))
+    found = {
+        part: _cross_validate(cases, anchors, folds, options, features, counted)
+        for part, features in (("state", _of_state), ("words", _of_words))
+    }
+    return Validated(
+        cases=cases,
+        anchors=anchors,
+        options=options,
+        folds=folds,
+        logits={part: logits for part, (logits, _) in found.items()},
+        strengths={part: strength for part, (_, strength) in found.items()},
     )
 
 
@@ -284,14 +365,6 @@ def _basis(features: Array) -> Array | None:
     return np.asarray(features.T @ (vectors[:, kept] / np.sqrt(values[kept])))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Validated:
-    """Held-out logits at the chosen strength, shape ``(cases, options)``, and the strength for all cases."""
-
-    logits: Array
-    strength: float
-
-
 def _cross_validate(
     cases: Examples,
     anchors: Examples,
@@ -299,7 +372,8 @@ def _cross_validate(
     options: int,
     features: Features,
     counted: _Counter,
-) -> _Validated:
+) -> tuple[Array, float]:
+    """Return held-out logits at the chosen strengths, shape ``(cases, options)``, and the strength for all cases."""
     held_out = {strength: np.zeros((len(cases), options)) for strength in STRENGTHS}
     for fold in range(int(folds.max()) + 1):
         inside = np.flatnonzero(folds == fold)
@@ -319,7 +393,7 @@ def _cross_validate(
         best = min(STRENGTHS, key=lambda strength: loss(strength, folds != fold))
         logits[folds == fold] = held_out[best][folds == fold]
     everywhere = np.ones(len(cases), bool)
-    return _Validated(logits=logits, strength=min(STRENGTHS, key=lambda strength: loss(strength, everywhere)))
+    return logits, min(STRENGTHS, key=lambda strength: loss(strength, everywhere))
 
 
 def _weigh(parts: Sequence[Array], labels: Labels, folds: npt.NDArray[np.int64]) -> tuple[Array, Array]:
@@ -356,52 +430,12 @@ def _sum(weights: Array, parts: Sequence[Array]) -> Array:
     return np.asarray(total)
 
 
-def _linear(
-    everything: Examples, options: int, state_strength: float, word_strength: float | None, weights: Array
-) -> Linear:
-    """Fit both regressions on everything and fold their weights into one linear map with a temperature."""
-    standard = Standard.of(everything.hidden)
-    features = standard.apply(everything.hidden)
-    state = regress(features, everything.labels, options=options, strength=state_strength)
-    shares = weights / weights.sum()
-    bias = shares[0] * state.bias
-    words, word_weights = None, np.zeros((options, 0))
-    if word_strength is not None:
-        words = learn(everything.texts)
-        bag = regress(dense(words, everything.texts), everything.labels, options=options, strength=word_strength)
-        bias, word_weights = bias + shares[1] * bag.bias, shares[1] * bag.weights
-    return Linear(
-        mean=standard.mean,
-        scale=standard.scale,
-        weights=shares[0] * state.weights,
-        bias=bias,
-        centres=_centres(features, everything.labels, options),
-        distances=np.zeros(0),
-        words=words,
-        word_weights=word_weights,
-        temperature=float(1 / weights.sum()),
-    )
-
-
 def _centres(features: Array, labels: Labels, options: int) -> Array:
     """Directions of the options' means, shape ``(options with a direction, features)``."""
     means = [features[labels == option].mean(axis=0) for option in range(options) if (labels == option).any()]
     lengths = [float(np.linalg.norm(mean)) for mean in means]
     found = [mean / length for mean, length in zip(means, lengths, strict=True) if length > 0]
     return np.array(found) if found else np.zeros((1, features.shape[1]))
-
-
-def _held_out_distances(cases: Examples, anchors: Examples, folds: npt.NDArray[np.int64], options: int) -> Array:
-    """Distances of held-out cases to the options' means of the others, increasing, shape ``(cases,)``."""
-    found = []
-    for fold in range(int(folds.max()) + 1):
-        learnt = cases.take(np.flatnonzero(folds != fold)).with_more(anchors)
-        x, held = _of_state(learnt, cases.take(np.flatnonzero(folds == fold)))
-        centres = _centres(x, learnt.labels, options)
-        lengths = np.linalg.norm(held, axis=1)
-        cosines = (held @ centres.T).max(axis=1) / np.where(lengths > 0, lengths, 1.0)
-        found.append(1.0 - cosines)
-    return np.sort(np.concatenate(found))
 
 
 def _majority(labels: Labels, options: int, folds: npt.NDArray[np.int64]) -> Array:

@@ -57,8 +57,8 @@ def operating_line(found: Operating) -> str:
     target = f"at most {100 * found.target_wrong:g} % wrong"
     if found.probability is None:
         return (
-            f"No threshold is proven to automate with {target}: with {found.wrong} mistakes among them, "
-            f"{found.least_automated} automated cases would prove it. Label more, or raise target_wrong."
+            f"No threshold is proven to automate with {target}; {found.least_automated} automated cases with no more "
+            f"than {found.wrong} wrong would prove it. Label more, or raise target_wrong."
         )
     return (
         f"Automating from a probability of {found.probability:.4f} on is proven to give {target} (95 % confidence): "

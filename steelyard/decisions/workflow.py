@@ -61,11 +61,15 @@ class Baseline(BaseModel):
 
 
 def option_text(contract: Contract, index: int) -> str | None:
-    """Return what an option says of itself, as a case of it; None for the way out, which says what it is not."""
+    """Return what an option says of itself, as a case of it; None where it says nothing.
+
+    The way out says what it is not, and "yes" or "3" are no texts of their states.
+    """
     option = contract.options[index]
     if option.id == contract.way_out:
         return None
-    return option.description.strip() or option.id.replace("_", " ").replace("-", " ").strip() or None
+    name = option.id.replace("_", " ").replace("-", " ").strip() if contract.type == "choice" else ""
+    return option.description.strip() or name or None
 
 
 def fit_decision(

@@ -1,0 +1,203 @@
+"""How often heads are right, beside a bag of words, letters and the labels' shares, on labelled cases of other people.
+
+    python benchmarks/decisions.py --data FOLDER --model FILE [--sets NAME,...] [--letters N] [--json FILE]
+        [--markdown FILE]
+
+The folder holds ``NAME.json`` (question, options), ``NAME.fit.jsonl`` (cases to fit on, in the order in which they
+count) and ``NAME.test.jsonl``, each line with ``text`` and ``label``. Whatever is chosen is chosen by cross-validation
+inside the first N fit cases; the test file is only judged by. Hidden states are kept in the cache: an interrupted
+run goes on where it stopped. ``--letters`` asks the letters of the first N test cases over HTTP as well: the decision
+that nobody registered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from rich.progress import Progress
+from threadpoolctl import threadpool_limits
+
+from steelyard.decisions import fitting, metrics
+from steelyard.decisions.features import EngineReader, StateReader
+from steelyard.decisions.fitting import Examples
+from steelyard.models import storage
+from steelyard.serving.server_process import free_port, running_server
+from steelyard.terminal import console
+from steelyard_runtime.decisions.contract import DEFAULT_WORDING
+from steelyard_runtime.decisions.head import Interval
+from steelyard_runtime.engine.start import start_engine
+from steelyard_runtime.settings import load_settings
+
+SIZES = (40, 160, 240, 770)
+NO_OPTION = "none of these"
+"""An option of this name has no text of its own to learn from."""
+VARIANTS = {"bag of words": ("words",), "head, hidden state alone": ("state",), "head": ("state", "words")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One data set."""
+
+    name: str
+    question: str
+    options: tuple[str, ...]
+    texts: dict[str, tuple[str, ...]]
+    labels: dict[str, metrics.Labels]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Figures of one way on the test cases of one data set; ``cases`` is how many it was fitted on."""
+
+    data: str
+    way: str
+    cases: int
+    judged: int
+    accuracy: Interval
+    log_loss: Interval
+    ece: Interval
+
+
+def read_task(folder: Path, name: str) -> Task:
+    """Read a data set."""
+    said = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    options = tuple(said["options"])
+    texts, labels = {}, {}
+    for part in ("fit", "test"):
+        rows = [json.loads(line) for line in (folder / f"{name}.{part}.jsonl").read_text(encoding="utf-8").splitlines()]
+        texts[part] = tuple(row["text"] for row in rows)
+        labels[part] = np.array([options.index(row["label"]) for row in rows], np.int64)
+    return Task(name=name, question=said["question"], options=options, texts=texts, labels=labels)
+
+
+def sizes_of(task: Task) -> list[int]:
+    """Return how many cases are fitted on: of each option there are two or more."""
+    found = [size for size in SIZES if size <= len(task.labels["fit"])]
+    return [s for s in found if np.bincount(task.labels["fit"][:s], minlength=len(task.options)).min() >= 2]
+
+
+def heads(task: Task, reader: StateReader, *, progress: Progress) -> list[Result]:
+    """Fit on each number of cases, and judge on the test cases."""
+    bar = progress.add_task(f"{task.name}: states")
+    own = [(text, index) for index, text in enumerate(task.options) if text != NO_OPTION and len(task.options) > 2]
+    texts = [*task.texts["fit"], *task.texts["test"], *(text for text, _ in own)]
+    hidden = reader.read(texts, step=lambda done, total: progress.update(bar, completed=done, total=total))
+    fit, test = len(task.texts["fit"]), len(task.texts["fit"]) + len(task.texts["test"])
+    anchors = Examples(
+        hidden=hidden[test:],
+        texts=tuple(text for text, _ in own),
+        labels=np.array([index for _, index in own], np.int64),
+    )
+    found = []
+    for size in sizes_of(task):
+        cases = Examples(hidden=hidden[:size], texts=task.texts["fit"][:size], labels=task.labels["fit"][:size])
+        with threadpool_limits(1):
+            validated = fitting.validate(cases, anchors=anchors, options=len(task.options))
+            for way, parts in VARIANTS.items():
+                _, weights = validated.weighed(parts)
+                head = validated.linear(weights)
+                judged = zip(hidden[fit:test], task.texts["test"], strict=True)
+                probabilities = np.array([head.apply(state, text).probabilities for state, text in judged])
+                found.append(result(task, way, size, probabilities))
+    return found
+
+
+def result(task: Task, way: str, cases: int, probabilities: metrics.Array) -> Result:
+    """Return the figures of probabilities of the first test cases."""
+    figures = metrics.figures(probabilities, task.labels["test"][: len(probabilities)])
+    return Result(data=task.name, way=way, cases=cases, judged=len(probabilities), **dict(figures))
+
+
+def majority(task: Task) -> Result:
+    """Return the figures of the labels' shares among all fit cases."""
+    counts = np.bincount(task.labels["fit"], minlength=len(task.options)) + 1.0
+    return result(
+        task, "labels' shares", len(task.labels["fit"]), np.tile(counts / counts.sum(), (len(task.labels["test"]), 1))
+    )
+
+
+def letters(task: Task, base_url: str, *, count: int, progress: Progress) -> Result:
+    """Ask the options' letters of the first test cases."""
+    options = [{"id": option} for option in task.options]
+    rows = []
+    with httpx.Client(base_url=base_url, timeout=600) as client:
+        for text in progress.track(task.texts["test"][:count], description=f"{task.name}: letters"):
+            decision = {"id": "1", "state": text, "question": task.question, "options": options}
+            answer = client.post("/invocations", json={"decision": decision})
+            answer.raise_for_status()
+            rows.append(answer.json()["result"]["probabilities"])
+    return result(task, "letters", 0, np.array(rows))
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """Return the results as a table."""
+    lines = [
+        "| cases from | fitted on | way | judged on | accuracy | log loss | calibration error |",
+        "| --- | ---: | --- | ---: | --- | --- | --- |",
+    ]
+    for each in results:
+        cells = [
+            f"{shown.value:.3f} ({shown.low:.3f} to {shown.high:.3f})"
+            for shown in (each.accuracy, each.log_loss, each.ece)
+        ]
+        lines.append(f"| {each.data} | {each.cases or ''} | {each.way} | {each.judged} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", required=True, help="a name of the catalogue, or a GGUF file")
+    parser.add_argument("--sets", help="names, separated by commas; all of the folder unless given")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--letters", type=int, default=0, help="test cases whose letters are asked")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    chosen = parser.parse_args(arguments)
+    names = chosen.sets.split(",") if chosen.sets else sorted(path.stem for path in chosen.data.glob("*.json"))
+    tasks = [read_task(chosen.data, name) for name in names]
+    model = str(storage.resolve(chosen.model)[0])
+    results: list[Result] = []
+    with Progress(console=console.err) as progress:
+        if chosen.letters:
+            with running_server({"model": model, "threads": chosen.threads, "port": free_port()}) as server:
+                results += [
+                    letters(t, server.url, count=chosen.letters, progress=progress)
+                    for t in tasks
+                    if len(t.options) <= 26
+                ]
+        engine = start_engine(load_settings(model=model, threads=chosen.threads, context_tokens=1024, chats=1))
+        try:
+            reader = EngineReader(engine, wording=DEFAULT_WORDING, cache=storage.cache_folder() / "hidden-states")
+            for task in tasks:
+                results += [majority(task), *heads(task, reader, progress=progress)]
+                if reader.evaluated_states:
+                    tokens = reader.evaluated_tokens / reader.evaluated_states
+                    console.note(f"{reader.evaluated_states} states evaluated, {tokens:.1f} tokens each")
+        finally:
+            engine.close(timeout_s=1)
+    results.sort(key=lambda each: names.index(each.data))
+    table = markdown(results)
+    sys.stdout.write(table)
+    if chosen.markdown:
+        chosen.markdown.write_text(table, encoding="utf-8")
+    if chosen.json:
+        said: list[dict[str, Any]] = [
+            asdict(each) | {name: getattr(each, name).model_dump() for name in ("accuracy", "log_loss", "ece")}
+            for each in results
+        ]
+        chosen.json.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""The worked example: no finding, a head that fits its contract and cases, and figures that the page repeats."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from steelyard.decisions.folder import read_cases, read_contract
+from steelyard.decisions.lint import lint
+from steelyard.decisions.workflow import read_baseline
+from steelyard.models.catalogue import catalogue
+from steelyard_runtime.decisions.head import load_head
+
+FOLDER = Path(__file__).parents[2] / "decisions" / "support-route"
+
+
+def test_the_example_has_no_finding_and_cases_of_every_kind():
+    contract = read_contract(FOLDER)
+    cases = read_cases(FOLDER, contract)
+    assert lint(contract, cases.cases) == []
+    assert len(cases) >= 150
+    kinds = Counter(case.kind for case in cases.cases)
+    assert min(kinds[kind] for kind in ("hard", "ambiguous", "multilingual", "adversarial", "out of scope")) >= 10
+
+
+def test_its_head_and_baseline_belong_to_its_contract_cases_and_model():
+    contract = read_contract(FOLDER)
+    head, baseline = load_head(FOLDER), read_baseline(FOLDER)
+    bound = head.description.bound
+    head.check(
+        contract=contract,
+        model_sha256=catalogue()["gemma-3-270m"].file.sha256,
+        prompt_sha256=bound.prompt_sha256,
+        llama_cpp=bound.llama_cpp,
+    )
+    assert baseline is not None
+    assert (baseline.contract, baseline.question_sha256) == (contract.full_name, contract.question_sha256)
+    assert head.description.cases_sha256 == baseline.cases_sha256 == read_cases(FOLDER, contract).sha256
+    assert baseline.accuracy == head.description.measured.head.accuracy
+
+
+def test_its_page_has_the_accepted_figures():
+    page, baseline = (FOLDER / "README.md").read_text(encoding="utf-8"), read_baseline(FOLDER)
+    assert baseline is not None
+    found = baseline.accuracy
+    assert f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})" in page
