@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,11 @@ from steelyard_runtime.decisions.policy import decide
 from steelyard_runtime.decisions.readout import HeadReadout
 from steelyard_runtime.decisions.registry import Registry, RegistryError, folder_of, load_registry
 from steelyard_runtime.decisions.wordings import WORDINGS
-from steelyard_runtime.engine.interface import Engine, Piece, ScoreJob, ScorePrompt, Segment
+from steelyard_runtime.engine.interface import Counters, Engine, Piece, ScoreJob, ScorePrompt, Segment
 from steelyard_runtime.engine.start import start_engine
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.app import create_app
+from steelyard_runtime.http.observability.logs import make_log
 from steelyard_runtime.http.runtime import Runtime, build_services
 from steelyard_runtime.scoring.strategy import Readout
 from steelyard_runtime.settings import Settings, load_settings
@@ -37,6 +41,8 @@ class Served:
     engine: Engine
     folder: Path
     heads: dict[str, Linear]
+    before_any_request: Counters
+    log: io.StringIO
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
@@ -55,8 +61,10 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     }
     write_decision(folder / "support-route@2", contract(OLD_TEAMS))
     services = build_services(settings, engine)
-    with TestClient(create_app(Runtime(settings=settings, services=services))) as client:
-        yield Served(client, engine, folder, heads)
+    log = io.StringIO()
+    app = create_app(Runtime(settings=settings, services=services), log=make_log(settings, log))
+    with TestClient(app) as client:
+        yield Served(client, engine, folder, heads, replace(engine.counters), log)
     engine.close(timeout_s=1)
 
 
@@ -107,6 +115,25 @@ def test_all_heads_on_one_state_share_its_evaluation(served: Served) -> None:
     assert letters["distance_rank"] is None
     assert letters["action"] == "review"
     assert letters["reason"]
+
+
+def test_the_words_before_a_state_are_evaluated_at_the_start(served: Served) -> None:
+    """So that not even the first request pays for them."""
+    assert served.before_any_request.prefixes == 1
+    wording = WORDINGS["one-word-1"]
+    before = served.engine.encode(wording.before, start=True)
+    (found,) = decided(served, {"use": "urgent", "state": "asked once"})
+    assert found["tokens"]["reused"] == len(before)
+
+
+def test_the_log_and_the_metrics_have_the_action(served: Served) -> None:
+    found = decided(served, {"use": "urgent", "state": "logged"}, {"use": "support-route", "state": "logged"})
+    line = json.loads(served.log.getvalue().splitlines()[-1])
+    assert line["decisions"] == [{"decision": each["decision"], "action": each["action"]} for each in found]
+    counted = served.client.get("/metrics").text
+    for each in found:
+        labels = f'action="{each["action"]}",decision="{each["decision"]}"'
+        assert re.search(rf"^steelyard_registered_decisions_total{{{re.escape(labels)}}} [1-9]", counted, re.MULTILINE)
 
 
 def test_the_action_is_the_policys(served: Served) -> None:

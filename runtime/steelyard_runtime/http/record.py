@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from steelyard_runtime.contracts.error_formats import ErrorFormat
-from steelyard_runtime.decision import Answer, TokenCounts
+from steelyard_runtime.decision import Answer, Ruling, TokenCounts
 from steelyard_runtime.engine.interface import Done
 
 OK = "ok"
@@ -30,6 +30,7 @@ class RequestRecord:
         started: ``time.perf_counter()`` when its headers had arrived.
         first_token_s: From then to the first generated token, in seconds.
         token_s: Seconds for each generated token after the first, of one choice.
+        rulings: What the policies of registered decisions did with the answers, in order.
         raw_body: The caller's body, only filled when the settings ask for raw text.
     """
 
@@ -47,6 +48,7 @@ class RequestRecord:
     engine_ms: float | None = None
     first_token_s: float | None = None
     token_s: float | None = None
+    rulings: list[Ruling] = field(default_factory=list)
     raw_body: str | None = None
 
     def add_tokens(self, counts: TokenCounts) -> None:
@@ -79,6 +81,8 @@ class RequestRecord:
             self.add_tokens(answer.tokens)
             self.queue_ms = max(self.queue_ms or 0.0, answer.timing.queue_ms)
             self.engine_ms = (self.engine_ms or 0.0) + answer.timing.engine_ms
+            if answer.ruling is not None:
+                self.rulings.append(answer.ruling)
 
 
 def attach(scope: MutableMapping[str, Any], record: RequestRecord) -> None:

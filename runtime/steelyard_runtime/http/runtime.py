@@ -10,7 +10,7 @@ from pathlib import Path
 from steelyard_runtime.chat_template import choose
 from steelyard_runtime.contracts.model_names import ModelNames
 from steelyard_runtime.decision import Question
-from steelyard_runtime.decisions.registry import Registry, folder_of, load_registry
+from steelyard_runtime.decisions.registry import Registry, RegistryError, folder_of, load_registry
 from steelyard_runtime.engine.interface import Engine, Health
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.connections import Connections
@@ -118,6 +118,10 @@ def build_services(settings: Settings, engine: Engine, *, strategies: Strategies
     folder = folder_of(settings.decisions, model=Path(model.path))
     registry = Registry() if folder is None else load_registry(folder)
     decisions = DecisionService(engine, settings, template, strategies=strategies, registry=registry)
+    try:
+        decisions.keep_warm()
+    except Problem as problem:
+        raise RegistryError(f"the words before registered decisions cannot be kept: {problem.message}") from problem
     for warning in filter(None, (note, decisions.refusal)):
         log.warning("%s", warning)
     identity = identify(

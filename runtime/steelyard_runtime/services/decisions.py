@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from steelyard_runtime.chat_template import ChatTemplate
 from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Question, Timing, TokenCounts
 from steelyard_runtime.decisions.registry import Registry
-from steelyard_runtime.decisions.wordings import Wording
+from steelyard_runtime.decisions.wordings import WORDINGS, Wording
 from steelyard_runtime.engine.interface import (
     Engine,
     Piece,
@@ -96,6 +96,17 @@ class DecisionService:
     def _wording_sha256(self, wording: Wording) -> str:
         encode = self._engine.encode
         return prompt_sha256(encode(wording.before, start=True), encode(wording.after, start=False))
+
+    def keep_warm(self) -> None:
+        """Have the words before every registered head's state evaluated, and kept for good.
+
+        Raises:
+            Problem: They do not fit into ``prefix_cache_mib``, or the engine failed.
+        """
+        wordings = {each.head.description.bound.wording for each in self._registry.decisions.values() if each.head}
+        for name in sorted(wordings):
+            tokens = tuple(self._engine.encode(WORDINGS[name].before, start=True))
+            self._engine.keep_warm((Segment(tokens),)).result(self._settings.decode_timeout_s)
 
     @property
     def most_options(self) -> int:

@@ -1,7 +1,7 @@
 """Prometheus metrics: requests by outcome, latencies, the engine's own counters. One registry per application.
 
-Every label value comes from a fixed set (route templates, contract names, outcome names, statuses), so that no caller
-can make the number of time series grow.
+Every label value comes from a fixed set (route templates, contract names, outcome names, statuses, registered
+decisions), so that no caller can make the number of time series grow.
 """
 
 from __future__ import annotations
@@ -99,6 +99,12 @@ class Metrics:
             buckets=_TOKEN_SECONDS,
             registry=self.registry,
         )
+        self._rulings = Counter(
+            "steelyard_registered_decisions",
+            "Answers to registered decisions, by what their policies did with them.",
+            ("decision", "action"),
+            registry=self.registry,
+        )
         self.registry.register(EngineCollector(runtime))
         self.registry.register(ConnectionCollector(runtime))
 
@@ -106,6 +112,8 @@ class Metrics:
         """Count one finished request; ``route`` is a route's template or ``"unmatched"``."""
         self._requests.labels(route, record.contract, record.outcome, str(status)).inc()
         self._duration.labels(route, record.contract).observe(duration_s)
+        for ruling in record.rulings:
+            self._rulings.labels(ruling.decision, ruling.action).inc()
         if record.queue_ms is not None:
             self._queue.labels(record.contract).observe(record.queue_ms / 1000)
         if record.engine_ms is not None:

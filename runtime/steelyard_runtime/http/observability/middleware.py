@@ -128,6 +128,8 @@ class Observe:
             line["token_ms"] = round(record.token_s * 1000, _DIGITS)
         if record.prompt_sha256:
             line["prompt_sha256"] = record.prompt_sha256
+        if record.rulings:
+            line["decisions"] = [{"decision": each.decision, "action": each.action} for each in record.rulings]
         if record.tokens_prompt:
             line["tokens"] = {
                 "prompt": record.tokens_prompt,
