@@ -154,8 +154,10 @@ def bar(share: float, cells: int = BAR_CELLS) -> str:
 
 
 def decision_facts(result: dict[str, Any]) -> str:
-    """Tokens, milliseconds and standing of one result, in one line."""
+    """Action, tokens, milliseconds and standing of one result, in one line."""
     facts = []
+    if result.get("action"):
+        facts.append(f"{result['action']}, because {result.get('reason')}")
     tokens = result.get("tokens")
     if isinstance(tokens, dict):
         facts.append(f"{tokens['evaluated']} tokens evaluated, {tokens['reused']} reused")

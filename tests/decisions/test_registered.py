@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,29 @@ def test_a_head_of_another_models_size_refuses_the_start(served: Served, tmp_pat
     write_decision(tmp_path / "urgent", asked, bound_to(served.engine, asked), linear(asked, size=7))
     with pytest.raises(RegistryError, match=r"7 numbers .* the model's hidden states have"):
         build_services(load_settings(decisions=str(tmp_path)), served.engine)
+
+
+def test_letters_that_can_never_be_asked_refuse_the_start(served: Served, tmp_path: Path) -> None:
+    write_decision(tmp_path / "support-route", contract(OLD_TEAMS))
+    settings = load_settings(decisions=str(tmp_path))
+    build_services(settings, served.engine)
+    with pytest.raises(RegistryError, match="support-route@2 has 3 options, and 2 can be told apart"):
+        build_services(load_settings(decisions=str(tmp_path), max_options=2), served.engine)
+    unknown = tmp_path / "unknown.jinja"
+    unknown.write_text("{% for m in messages %}{{ m.content }}{% endfor %}Here are my reasoning steps:\n")
+    with pytest.raises(RegistryError, match="support-route@2 cannot be served: This model serves no decisions"):
+        build_services(load_settings(decisions=str(tmp_path), chat_template=str(unknown)), served.engine)
+
+
+def test_words_that_cannot_be_kept_refuse_the_start(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(shared: tuple[Segment, ...]) -> Future[None]:
+        future: Future[None] = Future()
+        future.set_exception(Problem(Kind.INVALID, f"{len(shared)} prefix does not fit; raise prefix_cache_mib"))
+        return future
+
+    monkeypatch.setattr(served.engine, "keep_warm", full)
+    with pytest.raises(RegistryError, match="cannot be kept: 1 prefix does not fit; raise prefix_cache_mib"):
+        build_services(load_settings(decisions=str(served.folder)), served.engine)
 
 
 def test_what_is_wrong_with_a_folder_is_told(tmp_path: Path) -> None:

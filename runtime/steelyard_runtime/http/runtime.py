@@ -120,8 +120,8 @@ def build_services(settings: Settings, engine: Engine, *, strategies: Strategies
     decisions = DecisionService(engine, settings, template, strategies=strategies, registry=registry)
     try:
         decisions.keep_warm()
-    except Problem as problem:
-        raise RegistryError(f"the words before registered decisions cannot be kept: {problem.message}") from problem
+    except (Problem, TimeoutError) as error:
+        raise RegistryError(f"the words before registered decisions cannot be kept: {error or 'no answer'}") from error
     for warning in filter(None, (note, decisions.refusal)):
         log.warning("%s", warning)
     identity = identify(

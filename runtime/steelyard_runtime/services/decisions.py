@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from steelyard_runtime.chat_template import ChatTemplate
 from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Question, Timing, TokenCounts
-from steelyard_runtime.decisions.registry import Registry
+from steelyard_runtime.decisions.registry import Registry, RegistryError
 from steelyard_runtime.decisions.wordings import WORDINGS, Wording
 from steelyard_runtime.engine.interface import (
     Engine,
@@ -58,7 +58,7 @@ class DecisionService:
 
     Raises:
         ValueError: The model's vocabulary has no usable answer slots.
-        RegistryError: A head was fitted on another model, build or prompt.
+        RegistryError: A head was fitted on another model, build or prompt, or a decision can never be asked.
     """
 
     def __init__(
@@ -92,6 +92,19 @@ class DecisionService:
                     "the model, to a file, or to plain."
                 )
         self.refusal = self._refusals.get(choose(None, self.strategies).name, "")
+        self._check_registered()
+
+    def _check_registered(self) -> None:
+        """Refuse registered decisions that no request could ask."""
+        for name, each in self._registry.decisions.items():
+            if refusal := self._refusals.get(each.readout):
+                raise RegistryError(f"the decision {name} cannot be served: {refusal}")
+            options, most = len(each.contract.options), self._readers[each.readout].most_options
+            if options > most:
+                raise RegistryError(
+                    f"the decision {name} has {options} options, and {most} can be told apart here: the vocabulary has "
+                    "no more letters, or the setting max_options is lower. Take options out, or fit a head"
+                )
 
     def _wording_sha256(self, wording: Wording) -> str:
         encode = self._engine.encode
