@@ -20,6 +20,8 @@ from steelyard.terminal import console
 from steelyard_base.exit_codes import CommandError, ExitCode
 
 if TYPE_CHECKING:
+    from steelyard.decisions.evaluation import Evaluation
+    from steelyard.decisions.features import EngineReader
     from steelyard.decisions.folder import Cases
     from steelyard.decisions.workflow import FittedDecision
     from steelyard_runtime.decisions.contract import Contract
@@ -159,6 +161,53 @@ def measure(
 
 
 @app.command()
+def evaluate(
+    name: Name,
+    *,
+    cases_file: Annotated[
+        Path, typer.Option("--cases", help="Labelled cases that the head was not fitted on, as cases.jsonl has them.")
+    ],
+    model: Model = "gemma-3-270m",
+    threads: Threads = 0,
+    context_tokens: _CONTEXT_TOKENS_FLAG = 0,
+    as_json: Json = False,
+) -> None:
+    """Judge the head in a decision's folder, and its policy, on labelled cases of another file.
+
+    Accuracy, macro F1, confusion, log loss, Brier score, calibration error, risk by coverage, and what the policy does
+    with right and wrong answers. States that the head was fitted on are refused: they would look better than they are.
+    """
+    from steelyard.decisions import evaluation, workflow
+    from steelyard.decisions.folder import read_cases
+    from steelyard.decisions.report import interval_text
+
+    folder, contract, fitted_on = _read(name)
+    head, cases = workflow.read_head(folder), read_cases(cases_file, contract)
+    workflow.require_unseen(cases, fitted_on)
+    with (
+        _reader(contract, model=model, threads=threads, context_tokens=context_tokens, cases=fitted_on) as reader,
+        _bars(contract.full_name) as bars,
+    ):
+        workflow.require_bound(head, contract, reader)
+        texts = [case.text for case in cases.cases]
+        hidden = reader.read(texts, step=lambda done, total: bars.step("states", done, total))
+        found = evaluation.evaluate(contract, head, cases.cases, hidden)
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_json(), ensure_ascii=False) + "\n")
+        return
+    figures = found.figures
+    console.rows(
+        [
+            ("cases", str(len(cases))),
+            ("accuracy", interval_text(figures.accuracy)),
+            ("log loss", interval_text(figures.log_loss)),
+            ("calibration error", interval_text(figures.ece)),
+        ]
+    )
+    _tell_answers(found)
+
+
+@app.command()
 def show(name: Name, *, as_json: Json = False) -> None:
     """Print a decision: its contract, hashes, cases, and the figures of its head."""
     from steelyard.decisions import workflow
@@ -178,11 +227,11 @@ def show(name: Name, *, as_json: Json = False) -> None:
 
 
 def _read(name: str) -> tuple[Path, Contract, Cases]:
-    from steelyard.decisions.folder import folder_of, read_cases, read_contract
+    from steelyard.decisions.folder import CASES_FILE, folder_of, read_cases, read_contract
 
     folder = folder_of(name)
     contract = read_contract(folder)
-    return folder, contract, read_cases(folder, contract)
+    return folder, contract, read_cases(folder / CASES_FILE, contract)
 
 
 def _refuse_errors(contract: Contract, cases: Cases) -> None:
@@ -196,6 +245,18 @@ def _refuse_errors(contract: Contract, cases: Cases) -> None:
 
 
 def _fitted(contract: Contract, cases: Cases, *, model: str, threads: int, context_tokens: int) -> FittedDecision:
+    with _reader(contract, model=model, threads=threads, context_tokens=context_tokens, cases=cases) as reader:
+        from steelyard.decisions import workflow
+
+        with _bars(contract.full_name) as bars:
+            return workflow.fit_decision(contract, cases, reader, step=bars.step)
+
+
+@contextmanager
+def _reader(
+    contract: Contract, *, cases: Cases, model: str, threads: int, context_tokens: int
+) -> Iterator[EngineReader]:
+    """A reader of hidden states over an engine in this process, after what needs no model was checked."""
     try:
         from steelyard.decisions import workflow
         from steelyard.decisions.features import EngineReader
@@ -214,10 +275,8 @@ def _fitted(contract: Contract, cases: Cases, *, model: str, threads: int, conte
         raise CommandError(str(error), code=ExitCode.MODEL) from error
     try:
         reader = EngineReader(engine, wording=contract.readout.wording, cache=storage.cache_folder() / "hidden-states")
-        with _bars(contract.full_name) as bars:
-            done = workflow.fit_decision(contract, cases, reader, step=bars.step)
+        yield reader
         console.note(f"{reader.evaluated_states} states evaluated, {reader.evaluated_tokens} tokens; the rest was kept")
-        return done
     finally:
         engine.close(timeout_s=1)
 
@@ -251,15 +310,26 @@ def _tell(done: FittedDecision, *, as_json: bool) -> None:
         sys.stdout.write(workflow.to_json(done) + "\n")
         return
     _tell_measured(done.fitted.measured)
-    console.rows(report.kind_rows(done), heads=("kind of case", "right"))
-    for line in report.confused_lines(done):
-        console.out.print(line, soft_wrap=True, highlight=False, markup=False)
+    _tell_answers(workflow.held_out(done))
     if done.operating is not None:
-        console.out.print(report.operating_line(done.operating), soft_wrap=True, highlight=False, markup=False)
+        _line(report.operating_line(done.operating))
+
+
+def _tell_answers(evaluation: Evaluation) -> None:
+    from steelyard.decisions import report
+
+    console.rows(report.kind_rows(evaluation), heads=("kind of case", "right"))
+    for line in report.mistake_lines(evaluation):
+        _line(line)
+    console.rows(report.action_rows(evaluation), heads=("action", "cases", "wrong"))
+
+
+def _line(text: str) -> None:
+    console.out.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def _tell_measured(measured: Measured) -> None:
     from steelyard.decisions import report
 
     console.rows(report.figure_rows(measured), heads=("", "accuracy", "log loss", "calibration error"))
-    console.out.print(report.verdict(measured), soft_wrap=True, highlight=False, markup=False)
+    _line(report.verdict(measured))

@@ -82,12 +82,14 @@ class Fitted:
         linear: The numbers to serve.
         measured: Cross-validated figures of the head and of what it has to beat.
         probabilities: Of the held-out cases, shape ``(cases, options)``.
+        distance_ranks: Of the held-out cases among each other, shape ``(cases,)``.
         uses_words: Whether the words improved the head.
     """
 
     linear: Linear
     measured: Measured
     probabilities: Array
+    distance_ranks: Array
     uses_words: bool
 
 
@@ -117,6 +119,7 @@ def _fit(cases: Examples, anchors: Examples, options: int, words: bool, step: Ca
     alone, only_words, both = (validated.weighed(parts) for parts in (("state",), ("words",), ("state", "words")))
     uses_words = words and metrics.log_loss(both[0], cases.labels) < metrics.log_loss(alone[0], cases.labels)
     probabilities, weights = both if uses_words else alone
+    distances = validated.distances()
     measured = Measured(
         cases=len(cases),
         folds=int(validated.folds.max()) + 1,
@@ -127,9 +130,10 @@ def _fit(cases: Examples, anchors: Examples, options: int, words: bool, step: Ca
         better_than_words=metrics.paired_difference(probabilities, only_words[0], cases.labels),
     )
     return Fitted(
-        linear=replace(validated.linear(weights), distances=validated.distances()),
+        linear=replace(validated.linear(weights), distances=np.sort(distances)),
         measured=measured,
         probabilities=probabilities,
+        distance_ranks=np.searchsorted(np.sort(distances), distances, side="left") / len(distances),
         uses_words=uses_words,
     )
 
@@ -193,15 +197,16 @@ class Validated:
         return regress(features, labels, options=self.options, strength=self.strengths[part])
 
     def distances(self) -> Array:
-        """Return distances of held-out cases to the options' means of the others, increasing, shape ``(cases,)``."""
-        found = []
+        """Return distances of held-out cases to the options' means of the others, shape ``(cases,)``."""
+        found = np.zeros(len(self.cases))
         for fold in range(int(self.folds.max()) + 1):
             learnt = self.cases.take(np.flatnonzero(self.folds != fold)).with_more(self.anchors)
             x, held = _of_state(learnt, self.cases.take(np.flatnonzero(self.folds == fold)))
             centres = _centres(x, learnt.labels, self.options)
             lengths = np.linalg.norm(held, axis=1)
-            found.append(1.0 - (held @ centres.T).max(axis=1) / np.where(lengths > 0, lengths, 1.0))
-        return np.sort(np.concatenate(found))
+            nearest = (held @ centres.T).max(axis=1)
+            found[self.folds == fold] = 1.0 - nearest / np.where(lengths > 0, lengths, 1.0)
+        return found
 
 
 def validate(

@@ -96,22 +96,21 @@ def read_contract(folder: Path) -> Contract:
         contract = parse_contract(text)
     except ContractError as error:
         raise CommandError(f"{path}:\n{error}", code=ExitCode.USAGE) from error
-    if contract.name != folder.resolve().name:
+    if (called := folder.resolve().name) not in (contract.name, contract.full_name):
         raise CommandError(
-            f"{path} has the name {contract.name!r} and lies in the folder {folder.resolve().name!r}",
+            f"{path} has the name {contract.name!r} and version {contract.version}, and lies in the folder {called!r}",
             code=ExitCode.USAGE,
-            hint="Give both the same name.",
+            hint=f"Call the folder {contract.name} or {contract.full_name}.",
         )
     return contract
 
 
-def read_cases(folder: Path, contract: Contract) -> Cases:
-    """Return the labelled cases of a folder.
+def read_cases(path: Path, contract: Contract) -> Cases:
+    """Return the labelled cases of a file.
 
     Raises:
         CommandError: The file cannot be read, a line is no case, or a label is none of the options.
     """
-    path = folder / CASES_FILE
     cases = []
     for number, line in enumerate(_read(path, most=MAX_CASES_BYTES).split("\n"), start=1):
         if line.strip():

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from steelyard.decisions import metrics
+from steelyard.decisions.evaluation import Evaluation
 from steelyard.decisions.metrics import Operating
-from steelyard.decisions.workflow import FittedDecision, by_kind
 from steelyard_runtime.decisions.head import Figures, Interval, Measured
 
 _MOST_MISTAKES = 8
@@ -23,13 +22,14 @@ def figure_rows(measured: Measured) -> list[tuple[str, str, str, str]]:
         ("labels' shares alone", measured.majority),
     ]
     return [
-        (name, _shown(each.accuracy), _shown(each.log_loss), _shown(each.ece))
+        (name, interval_text(each.accuracy), interval_text(each.log_loss), interval_text(each.ece))
         for name, each in named
         if each is not None
     ]
 
 
-def _shown(found: Interval) -> str:
+def interval_text(found: Interval) -> str:
+    """Return a figure with its interval."""
     return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
 
 
@@ -72,21 +72,24 @@ def _rounded_up(probability: float) -> str:
     return f"{min(1.0, np.ceil(probability * 1e4) / 1e4):.4f}"
 
 
-def kind_rows(done: FittedDecision) -> list[tuple[str, str]]:
+def action_rows(evaluation: Evaluation) -> list[tuple[str, str, str]]:
+    """Return rows of action, share of the cases, and wrong answers among them, under the contract's policy."""
+    total = len(evaluation.cases)
+    return [
+        (action, f"{each.cases} ({100 * each.cases / total:.0f} %)", str(each.wrong))
+        for action, each in evaluation.outcomes().items()
+    ]
+
+
+def kind_rows(evaluation: Evaluation) -> list[tuple[str, str]]:
     """Return rows of kind and right answers; none where no case has a kind."""
-    found = by_kind(done.cases.cases, done.fitted.probabilities, done.contract)
-    return [] if set(found) <= {"plain"} else [(kind, f"{right} of {total}") for kind, (right, total) in found.items()]
+    found = evaluation.by_kind()
+    if set(found) <= {"plain"}:
+        return []
+    return [(kind, f"{each.cases - each.wrong} of {each.cases}") for kind, each in found.items()]
 
 
-def confused_lines(done: FittedDecision) -> Iterator[str]:
+def mistake_lines(evaluation: Evaluation) -> Iterator[str]:
     """Yield the commonest mistakes: right option, answer and how often."""
-    ids = done.contract.option_ids
-    labels = np.array([ids.index(case.label) for case in done.cases.cases], np.int64)
-    counts = metrics.confusion(done.fitted.probabilities, labels)
-    pairs = [(int(counts[i, j]), i, j) for i in range(len(ids)) for j in range(len(ids)) if i != j and counts[i, j]]
-    for count, right, answered in sorted(pairs, key=lambda pair: (-pair[0], pair[1], pair[2]))[:_MOST_MISTAKES]:
-        yield (
-            f"{ids[right]} was answered {ids[answered]} {count} times"
-            if count > 1
-            else (f"{ids[right]} was answered {ids[answered]} once")
-        )
+    for right, answered, count in evaluation.mistakes()[:_MOST_MISTAKES]:
+        yield f"{right} was answered {answered} {f'{count} times' if count > 1 else 'once'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,9 +13,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steelyard.decisions import fitting, metrics
+from steelyard.decisions.evaluation import Evaluation
 from steelyard.decisions.features import StateReader
 from steelyard.decisions.fitting import Examples, FitError, Fitted
-from steelyard.decisions.folder import BASELINE_FILE, CASES_FILE, Case, Cases
+from steelyard.decisions.folder import BASELINE_FILE, CASES_FILE, Cases
 from steelyard.decisions.metrics import Operating
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.decisions.contract import Contract
@@ -204,6 +205,41 @@ def read_head(folder: Path) -> Head:
         raise CommandError(str(error), code=ExitCode.USAGE) from error
 
 
+def require_unseen(cases: Cases, fitted_on: Cases) -> None:
+    """Refuse cases from which nothing can be told.
+
+    Raises:
+        CommandError: There is none, or the head was fitted on the state of one.
+    """
+    if not len(cases):
+        raise CommandError("there are no cases to judge by", code=ExitCode.USAGE)
+    known = {case.text for case in fitted_on.cases}
+    seen = [number for number, case in enumerate(cases.cases, start=1) if case.text in known]
+    if seen:
+        raise CommandError(
+            f"the head was fitted on the states of {len(seen)} of these {len(cases)} cases, among them case {seen[0]}",
+            code=ExitCode.USAGE,
+            hint="Remove them from one of the two files.",
+        )
+
+
+def require_bound(head: Head, contract: Contract, reader: StateReader) -> None:
+    """Refuse a head that belongs to another contract, model, prompt or llama.cpp.
+
+    Raises:
+        CommandError: With each thing that differs.
+    """
+    try:
+        head.check(
+            contract=contract,
+            model_sha256=reader.model_sha256,
+            prompt_sha256=reader.prompt_sha256,
+            llama_cpp=reader.llama_cpp,
+        )
+    except HeadError as error:
+        raise CommandError(str(error), code=ExitCode.USAGE) from error
+
+
 def stale(head: Head, done: FittedDecision) -> list[str]:
     """Return how the head of a folder differs from what its contract, cases and model give now."""
     theirs, ours = head.description, done.description
@@ -267,34 +303,26 @@ def regressions(now: Baseline, accepted: Baseline) -> list[str]:
     return found
 
 
-def by_kind(cases: tuple[Case, ...], probabilities: metrics.Array, contract: Contract) -> dict[str, tuple[int, int]]:
-    """Return right answers and cases by kind; cases without a kind are ``plain``."""
-    counts: dict[str, tuple[int, int]] = {}
-    for case, row in zip(cases, probabilities, strict=True):
-        right, total = counts.get(case.kind or "plain", (0, 0))
-        hit = contract.option_ids[int(row.argmax())] == case.label
-        counts[case.kind or "plain"] = right + hit, total + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1][1]))
+def held_out(done: FittedDecision) -> Evaluation:
+    """Return the held-out answers of a fitted decision's cases."""
+    return Evaluation(
+        contract=done.contract,
+        cases=done.cases.cases,
+        probabilities=done.fitted.probabilities,
+        distance_ranks=done.fitted.distance_ranks,
+    )
 
 
 def to_json(done: FittedDecision) -> str:
     """Return a fitted decision's figures as one JSON object."""
-    operating = done.operating
-    probabilities = done.fitted.probabilities
-    labels = np.array([done.contract.option_ids.index(case.label) for case in done.cases.cases], np.int64)
-    said = {
-        "decision": done.contract.full_name,
-        "contract_sha256": done.contract.sha256,
-        "cases_sha256": done.cases.sha256,
-        "uses_words": done.fitted.uses_words,
-        "measured": done.fitted.measured.model_dump(mode="json"),
-        "macro_f1": metrics.macro_f1(probabilities, labels),
-        "brier": metrics.brier(probabilities, labels),
-        "confusion": metrics.confusion(probabilities, labels).tolist(),
-        "options": list(done.contract.option_ids),
-        "by_kind": by_kind(done.cases.cases, probabilities, done.contract),
-        "operating_point": None
-        if operating is None
-        else {name: getattr(operating, name) for name in operating.__dataclass_fields__},
-    }
-    return json.dumps(said, ensure_ascii=False)
+    operating = None if done.operating is None else asdict(done.operating)
+    return json.dumps(
+        held_out(done).to_json()
+        | {
+            "cases_sha256": done.cases.sha256,
+            "uses_words": done.fitted.uses_words,
+            "measured": done.fitted.measured.model_dump(mode="json"),
+            "operating_point": operating,
+        },
+        ensure_ascii=False,
+    )

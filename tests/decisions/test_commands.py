@@ -88,6 +88,16 @@ def test_a_decision_from_its_contract_to_an_accepted_head(run, model, tmp_path):
     assert (code, "0 states evaluated" in err) == (ExitCode.OK, True)
     assert json.loads(out)["measured"] == head.description.measured.model_dump(mode="json")
 
+    other = tmp_path / "other.jsonl"
+    judge = ("decision", "evaluate", "parcel-status", "--cases", other, "--model", model, "--context-tokens=256")
+    other.write_text(lines[0])
+    code, _, err = run(*judge)
+    assert (code, "fitted on the states of 1 of these 1 cases" in err) == (ExitCode.USAGE, True)
+    other.write_text("\n".join(line.replace("and", "or") for line in lines[:12]))
+    code, out, err = run(*judge, "--json")
+    assert code == ExitCode.OK, err
+    assert json.loads(out)["cases"] == 12
+
     (folder / "cases.jsonl").write_text("\n".join([*lines, lines[0].replace(" 0 ", " one more ")]) + "\n")
     code, _, err = measure(run, model)
     assert code == ExitCode.FAILED
@@ -178,4 +188,4 @@ def test_a_folder_of_another_name_and_a_second_new_are_refused(run, tmp_path):
     assert (code, "exists already" in err) == (ExitCode.USAGE, True)
     shutil.copytree(tmp_path / "decisions" / "parcel-status", tmp_path / "decisions" / "other")
     code, _, err = run("decision", "show", "other")
-    assert (code, "Give both the same name" in err) == (ExitCode.USAGE, True)
+    assert (code, "Call the folder parcel-status" in err) == (ExitCode.USAGE, True)

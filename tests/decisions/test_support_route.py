@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from steelyard.decisions.folder import read_cases, read_contract
+from steelyard.decisions.folder import CASES_FILE, read_cases, read_contract
 from steelyard.decisions.lint import lint
 from steelyard.decisions.workflow import read_baseline
 from steelyard.models.catalogue import catalogue
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[2] / "decisions" / "support-route"
 
 def test_the_example_has_no_finding_and_cases_of_every_kind():
     contract = read_contract(FOLDER)
-    cases = read_cases(FOLDER, contract)
+    cases = read_cases(FOLDER / CASES_FILE, contract)
     assert lint(contract, cases.cases) == []
     assert len(cases) >= 150
     kinds = Counter(case.kind for case in cases.cases)
@@ -35,7 +35,7 @@ def test_its_head_and_baseline_belong_to_its_contract_cases_and_model():
     )
     assert baseline is not None
     assert (baseline.contract, baseline.question_sha256) == (contract.full_name, contract.question_sha256)
-    assert head.description.cases_sha256 == baseline.cases_sha256 == read_cases(FOLDER, contract).sha256
+    assert head.description.cases_sha256 == baseline.cases_sha256 == read_cases(FOLDER / CASES_FILE, contract).sha256
     assert baseline.accuracy == head.description.measured.head.accuracy
 
 
