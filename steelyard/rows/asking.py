@@ -201,6 +201,8 @@ class _Workers:
             for each in request.decisions:
                 self._send(_Request(request.row, [each]))
         except Exception as error:
+            # It holds for every row: those before it are answered or under way, and the ones behind need not be asked.
+            self._stopped.set()
             for future in futures:
                 future.set_exception(error)
         else:

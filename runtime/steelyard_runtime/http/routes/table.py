@@ -61,7 +61,7 @@ class Operation:
     @property
     def template(self) -> str:
         """The path without converters."""
-        return re.sub(r":\w+}", "}", self.path)
+        return re.sub(r":[A-Za-z0-9_]+}", "}", self.path)
 
 
 def operations(contracts: Sequence[AnyContract]) -> tuple[Operation, ...]:
