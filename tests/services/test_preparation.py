@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
-from collections.abc import Callable, Coroutine
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.services.preparation import INLINE_BYTES, LARGE_BYTES, Preparation, Preparing
+from steelyard_runtime.services.waiting import answered
 
 SMALL, LARGE = INLINE_BYTES + 1, LARGE_BYTES + 1
 
@@ -203,5 +207,77 @@ def test_what_work_raises_is_its_requests() -> None:
         with pytest.raises(ZeroDivisionError):
             await admit(subject).parse(lambda: 1 / 0)
         assert await admit(subject).parse(lambda: 1) == 1
+
+    run(check())
+
+
+class Body:
+    """Something large, which a weak reference can watch."""
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What nothing refers to goes at once; what is in a circle stays."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def ended(tasks: list[asyncio.Task[Any]], watched: weakref.ref[Body]) -> bool:
+    """Whether, soon after the only task failed, nothing refers to the body that it worked on."""
+    await asyncio.wait(tasks)
+    assert tasks[0].cancelled() or tasks[0].exception() is not None
+    tasks.clear()
+    for _ in range(200):
+        if watched() is None:
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+def refuse(body: Body) -> None:
+    raise Problem(Kind.INVALID, f"{type(body).__name__} is wrong")
+
+
+@pytest.mark.parametrize("end", ["refused", "left", "late"])
+@pytest.mark.parametrize("large", [True, False])
+def test_a_body_goes_when_its_request_ends(no_collector: None, end: str, large: bool) -> None:
+    """An attacker's refused bodies, of 4 MB each, stayed until the collector came by: hundreds of MB."""
+
+    async def check() -> None:
+        subject, held = preparation(), Held()
+        size, body = LARGE if large else SMALL, Body()
+        watched = weakref.ref(body)
+        if end != "refused":  # it waits behind another
+            first = asyncio.create_task(admit(subject, size=size).parse(held.hold))
+            await asyncio.to_thread(held.began.wait, 60)
+        request = admit(subject, size=size, deadline_s=0.05 if end == "late" else 60)
+        tasks = [asyncio.create_task(request.parse(refuse, body))]
+        del body
+        await asyncio.sleep(0)
+        if end == "left":
+            tasks[0].cancel()
+        assert await ended(tasks, watched)
+        held.let_go.set()
+        if end != "refused":
+            await first
+
+    run(check())
+
+
+def test_a_request_goes_when_the_engine_refused_it(no_collector: None) -> None:
+    async def wait(futures: list[Future[None]], body: Body) -> None:
+        await answered(futures.pop(), deadline=time.monotonic() + 60)
+
+    async def check() -> None:
+        future, body = Future[None](), Body()
+        watched = weakref.ref(body)
+        tasks = [asyncio.create_task(wait([future], body))]
+        del body
+        await asyncio.sleep(0)
+        future.set_exception(Problem(Kind.BUSY, "busy"))
+        del future
+        assert await ended(tasks, watched)
 
     run(check())

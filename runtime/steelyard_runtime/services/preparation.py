@@ -164,10 +164,15 @@ class Preparing:
             self._over = True
             if not limit.expired():
                 raise
-            raise _too_late() from None
         except asyncio.CancelledError:
             self._over = True
             raise
+        finally:
+            # A problem's traceback has this frame, which must not lead back to the problem, by the future or by the
+            # task that the time limit knows: such a circle keeps the body until the collector comes by.
+            work.run = _too_late
+            del work, run, limit
+        raise _too_late()  # out here, so that it does not hold the limit's own error
 
 
 class Preparation:

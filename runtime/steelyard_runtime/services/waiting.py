@@ -45,4 +45,8 @@ async def answered(future: Future[T], *, deadline: float) -> T:
     except TimeoutError:
         if not limit.expired():  # the engine's own
             raise
-        raise too_late() from None
+    finally:
+        # A problem's traceback has this frame, which must not lead back to the problem, by the future or by the task
+        # that the time limit knows: such a circle keeps the request until the collector comes by.
+        del future, limit
+    raise too_late()  # out here, so that it does not hold the limit's own error
