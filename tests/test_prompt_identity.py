@@ -14,11 +14,11 @@ from starlette.testclient import TestClient
 
 import steelyard_runtime
 from steelyard.releases.assemble import prompt_versions
-from steelyard_runtime.prompt_identity import LAYOUTS, prompt_identities
+from steelyard_runtime.prompt_identity import LAYOUTS, prompt_identities, wording_hashes
 from steelyard_runtime.scoring import prompt
 
 PACKAGE = Path(steelyard_runtime.__file__).parent
-FOLDERS = ("scoring", "contracts")
+FOLDERS = ("scoring", "contracts", "decisions")
 WORDS = {
     'INSTRUCTIONS = "Read the input': 'INSTRUCTIONS = "Look at the input',
     "Which option describes the input best?": "Which is it?",
@@ -44,6 +44,12 @@ WORDS = {
 }
 """Words as they stand in the sources, with others. All of them are in prompts."""
 
+OF_HEADS = {
+    "The essence of a message": "The essence of a text",
+    "Piece('\" means in one word:\"')": "Piece('\" means:\"')",
+}
+"""Words around the state that heads read, with others."""
+
 SHOW = """
 import importlib, sys
 from pathlib import Path
@@ -52,8 +58,8 @@ def show():
     for name in [name for name in sys.modules if name.startswith("steelyard_runtime")]:
         del sys.modules[name]
     importlib.invalidate_caches()
-    found = importlib.import_module("steelyard_runtime.prompt_identity").prompt_identities()
-    print(*(each.sha256 for each in found), flush=True)
+    module = importlib.import_module("steelyard_runtime.prompt_identity")
+    print(*(each.sha256 for each in module.prompt_identities()), *module.wording_hashes().values(), flush=True)
 
 show()
 for line in sys.stdin:
@@ -88,7 +94,7 @@ def hashes(package: Path, changes: list[tuple[str, str, str]]) -> list[str]:
 
 
 def here() -> str:
-    return " ".join(each.sha256 for each in prompt_identities())
+    return " ".join([*(each.sha256 for each in prompt_identities()), *wording_hashes().values()])
 
 
 def test_there_is_one_for_every_readout_and_layout() -> None:
@@ -101,13 +107,13 @@ def test_there_is_one_for_every_readout_and_layout() -> None:
 
 
 def test_a_release_and_a_server_say_the_same(stub_client: TestClient) -> None:
-    told = stub_client.get("/v1/identity").json()["prompt"]["readouts"]
+    told = stub_client.get("/v1/identity").json()["prompt"]
     released = {each["name"]: (each["version"], each["sha256"]) for each in prompt_versions()}
     assert released == {
         f"{name} {layout}": (words["version"], words["sha256"])
-        for name, layouts in told.items()
+        for name, layouts in told["readouts"].items()
         for layout, words in layouts.items()
-    }
+    } | {f"head {name}": (name, sha256) for name, sha256 in told["wordings"].items()}
 
 
 def test_comments_and_docstrings_do_not_change_it(copied: Path) -> None:
@@ -116,14 +122,20 @@ def test_comments_and_docstrings_do_not_change_it(copied: Path) -> None:
     assert hashes(copied, []) == [here()]
 
 
-def test_every_changed_word_changes_it(copied: Path) -> None:
+@pytest.mark.parametrize(("words", "of_heads"), [(WORDS, False), (OF_HEADS, True)])
+def test_every_changed_word_changes_it(copied: Path, words: dict[str, str], of_heads: bool) -> None:
     sources = {str(path): path.read_text() for folder in FOLDERS for path in (copied / folder).rglob("*.py")}
     changes = []
-    for word, other in WORDS.items():
+    for word, other in words.items():
         (path,) = [path for path, source in sources.items() for _ in range(source.count(word))]
         changes.append((path, word, other))
-    unchanged, *changed = hashes(copied, changes)
-    assert unchanged == here()
-    assert len(changed) == len(WORDS)
-    kept = [word for word, line in zip(WORDS, changed, strict=True) if set(line.split()) & set(unchanged.split())]
-    assert not kept
+    unchanged, *changed = (line.split() for line in hashes(copied, changes))
+    assert unchanged == here().split()
+    assert len(changed) == len(words)
+    wordings = len(wording_hashes())
+    for word, line in zip(words, changed, strict=True):
+        if of_heads:
+            assert line[:-wordings] == unchanged[:-wordings], word
+            assert line[-wordings:] != unchanged[-wordings:], word
+        else:
+            assert not set(line[:-wordings]) & set(unchanged[:-wordings]), word

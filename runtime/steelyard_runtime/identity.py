@@ -12,7 +12,7 @@ from typing import Any
 
 from steelyard_runtime import __version__
 from steelyard_runtime.engine.interface import EngineIdentity
-from steelyard_runtime.prompt_identity import PromptIdentity, prompt_identities
+from steelyard_runtime.prompt_identity import PromptIdentity, prompt_identities, wording_hashes
 from steelyard_runtime.scoring.strategies import STRATEGIES, Strategies
 from steelyard_runtime.templates.answer_position import PLAIN, AnswerPosition
 
@@ -87,6 +87,7 @@ class Identity:
                 "versions": self._versions(),
                 "readout": self.prompts[0].strategy,
                 "readouts": self._readouts(),
+                "wordings": wording_hashes(),
                 "template": self.template[0],
                 "template_sha256": self.template[1],
                 "template_note": self.template_note,

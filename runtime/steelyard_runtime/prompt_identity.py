@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -15,11 +15,13 @@ from steelyard_runtime.contracts.contract import DecisionContract
 from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.decision import DecisionRequest, Layout
+from steelyard_runtime.decisions.readout import state_prompt
+from steelyard_runtime.decisions.wordings import WORDINGS
 from steelyard_runtime.engine.interface import Piece
 from steelyard_runtime.generation import Message
 from steelyard_runtime.scoring.prompt import Template
 from steelyard_runtime.scoring.strategies import STRATEGIES, Strategies
-from steelyard_runtime.scoring.strategy import Strategy
+from steelyard_runtime.scoring.strategy import Prompt, Strategy
 from steelyard_runtime.settings import MAX_OPTIONS
 from steelyard_runtime.templates.answer_position import PLAIN, AnswerPosition
 
@@ -86,17 +88,29 @@ def prompt_identities(strategies: Strategies = STRATEGIES) -> tuple[PromptIdenti
     )
 
 
+def wording_hashes() -> dict[str, str]:
+    """The hash of each wording's prompts, by its name: the words around a state that a head reads."""
+    states = [request.state for request in _golden_requests()]
+    return {name: _sha256(state_prompt(wording, state) for state in states) for name, wording in WORDINGS.items()}
+
+
 def rendered_sha256(strategy: Strategy, layout: Layout) -> str:
     """The hash of a strategy's prompts in a layout; it depends on no model."""
+    return _sha256(prompt for template in (_Plain(), _Turns()) for prompt in _rendered(strategy, layout, template))
+
+
+def _sha256(prompts: Iterable[Prompt]) -> str:
     digest = hashlib.sha256()
-    for template in (_Plain(), _Turns()):
-        for prompt in _rendered(strategy, layout, template):
-            digest.update(json.dumps(prompt, ensure_ascii=True, separators=(",", ":")).encode() + b"\n")
+    for prompt in prompts:
+        parts = [
+            [(piece.text, piece.control) for piece in part] for part in (prompt.before, prompt.shared, prompt.rest)
+        ]
+        digest.update(json.dumps(parts, ensure_ascii=True, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()
 
 
-def _rendered(strategy: Strategy, layout: Layout, template: Template) -> Iterator[list[list[tuple[str, bool]]]]:
-    """The parts of every golden prompt, each a list of texts and whether they are control text."""
+def _rendered(strategy: Strategy, layout: Layout, template: Template) -> Iterator[Prompt]:
+    """Every golden prompt."""
     ids: dict[str, int] = {}
 
     def encode(pieces: Sequence[Piece]) -> list[int]:
@@ -105,9 +119,7 @@ def _rendered(strategy: Strategy, layout: Layout, template: Template) -> Iterato
     reader = strategy.on(template, encode, max_options=MAX_OPTIONS)
     for request in _golden_requests():
         for question in request.questions:
-            for prompt in reader.prompts(layout, state=request.state, question=question):
-                parts = prompt.before, prompt.shared, prompt.rest
-                yield [[(piece.text, piece.control) for piece in part] for part in parts]
+            yield from reader.prompts(layout, state=request.state, question=question)
 
 
 def _golden_requests() -> Iterator[DecisionRequest]:

@@ -34,7 +34,7 @@ from steelyard.releases.source import Checkout
 from steelyard.releases.tags import tag_images
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.hardware import Hardware
-from steelyard_runtime.prompt_identity import prompt_identities
+from steelyard_runtime.prompt_identity import prompt_identities, wording_hashes
 
 MODEL_VARIABLES = ("MODEL_KEY", "MODEL_MANIFEST_SHA256")
 IMAGE_VARIABLES = (
@@ -260,10 +260,12 @@ def _content(
 
 def prompt_versions() -> list[dict[str, str]]:
     """The words around a decision: by readout and layout their version, and the hash that servers report of them."""
-    return [
+    questions = [
         {"name": f"{each.strategy} {each.layout}", "version": each.version, "sha256": each.sha256}
         for each in prompt_identities()
     ]
+    heads = [{"name": f"head {name}", "version": name, "sha256": found} for name, found in wording_hashes().items()]
+    return questions + heads
 
 
 def _image(

@@ -61,7 +61,7 @@ class HeadReadout:
                 check_text(state)
             except TextTooLongError as error:
                 raise Problem(Kind.OVER_BUDGET, str(error), counts=error.counts) from error
-        return (Prompt(self.wording.before, (Piece(state),), self.wording.after, private=True),)
+        return (state_prompt(self.wording, state),)
 
     def read(self, positions: Sequence[Position], *, state: str, question: Question) -> Readout:  # noqa: ARG002
         """See ``Reader``."""
@@ -77,3 +77,8 @@ class HeadReadout:
             entropy=entropy_of(np.array(answer.probabilities)),
             distance_rank=answer.distance_rank,
         )
+
+
+def state_prompt(wording: Wording, state: str) -> Prompt:
+    """The prompt of every head with that wording."""
+    return Prompt(wording.before, (Piece(state),), wording.after, private=True)
