@@ -53,6 +53,7 @@ REFUSED = (
     "dimensions is",  # another number than the model's
     "no function_call before",
     "no custom_tool_call before",
+    "is registered on this server",
 )
 DIFFER = ("id", "value", "label")
 """Of several things side by side, what has to differ."""
