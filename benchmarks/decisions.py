@@ -1,7 +1,7 @@
 """How often heads are right, beside a bag of words, letters and the labels' shares, on labelled cases of other people.
 
-    python benchmarks/decisions.py --data FOLDER --model FILE [--sets NAME,...] [--letters N] [--json FILE]
-        [--markdown FILE]
+    python benchmarks/decisions.py --data FOLDER --model FILE [--sets NAME,...] [--wording NAME]
+        [--letters N] [--json FILE] [--markdown FILE]
 
 The folder holds ``NAME.json`` (question, options), ``NAME.fit.jsonl`` (cases to fit on, in the order in which they
 count) and ``NAME.test.jsonl``, each line with ``text`` and ``label``. Whatever is chosen is chosen by cross-validation
@@ -33,6 +33,7 @@ from steelyard.serving.server_process import free_port, running_server
 from steelyard.terminal import console
 from steelyard_runtime.decisions.contract import DEFAULT_WORDING
 from steelyard_runtime.decisions.head import Interval
+from steelyard_runtime.decisions.wordings import WORDINGS
 from steelyard_runtime.engine.start import start_engine
 from steelyard_runtime.settings import load_settings
 
@@ -158,6 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", required=True, help="a name of the catalogue, or a GGUF file")
     parser.add_argument("--sets", help="names, separated by commas; all of the folder unless given")
+    parser.add_argument("--wording", choices=sorted(WORDINGS), default=DEFAULT_WORDING)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--letters", type=int, default=0, help="test cases whose letters are asked")
     parser.add_argument("--json", type=Path)
@@ -169,7 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: list[Result] = []
     with Progress(console=console.err) as progress:
         if chosen.letters:
-            with running_server({"model": model, "threads": chosen.threads, "port": free_port()}) as server:
+            with running_server(
+                {"model": model, "threads": chosen.threads, "port": free_port("127.0.0.1", 0)}
+            ) as server:
                 results += [
                     letters(t, server.url, count=chosen.letters, progress=progress)
                     for t in tasks
@@ -177,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 ]
         engine = start_engine(load_settings(model=model, threads=chosen.threads, context_tokens=1024, chats=1))
         try:
-            reader = EngineReader(engine, wording=DEFAULT_WORDING, cache=storage.cache_folder() / "hidden-states")
+            reader = EngineReader(engine, wording=chosen.wording, cache=storage.cache_folder() / "hidden-states")
             for task in tasks:
                 results += [majority(task), *heads(task, reader, progress=progress)]
                 if reader.evaluated_states:

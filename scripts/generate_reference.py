@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -72,6 +72,7 @@ from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.decisions.contract import Contract, Option, OptionPolicy, Policy, Readout, Thresholds
 from steelyard_runtime.decisions.head import Bound, Description, Figures, Measured
 from steelyard_runtime.decisions.wordings import WORDINGS
+from steelyard_runtime.engine.interface import Piece
 from steelyard_runtime.errors import TABLE
 from steelyard_runtime.http.openapi import document
 from steelyard_runtime.limits import LIMITS, NOTES
@@ -292,13 +293,18 @@ def decisions_page() -> str:
     wordings = _table(
         ["name", "before the state", "behind it"],
         [
-            [f"`{each.name}`", *(f"`{''.join(piece.text for piece in side)}`" for side in (each.before, each.after))]
+            [f"`{each.name}`", *(f"`{_pieces(side)}`" for side in (each.before, each.after))]
             for each in WORDINGS.values()
         ],
     )
     tables = _model_tables(DECISION_TABLES)
     body = f"{tables}\n## Wordings\n\nThe fixed words around a state whose hidden state a head reads.\n\n{wordings}"
     return _page("Decisions", "runtime/steelyard_runtime/decisions and steelyard/decisions", intro, body)
+
+
+def _pieces(side: Iterable[Piece]) -> str:
+    """Text on one line, quoted as JSON."""
+    return json.dumps("".join(piece.text for piece in side))
 
 
 ENVIRONMENT_TABLES: dict[str, type] = {

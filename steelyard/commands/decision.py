@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from steelyard.decisions.workflow import FittedDecision
     from steelyard_runtime.decisions.contract import Contract
     from steelyard_runtime.decisions.head import Measured
+    from steelyard_runtime.engine.interface import Engine
 
 app = App(help="Registered decisions: write one down, check it, fit it to labelled cases, measure it.")
 
@@ -161,6 +162,43 @@ def measure(
 
 
 @app.command()
+def wordings(
+    name: Name,
+    *,
+    model: Model = "gemma-3-270m",
+    threads: Threads = 0,
+    context_tokens: _CONTEXT_TOKENS_FLAG = 0,
+    as_json: Json = False,
+) -> None:
+    """Compare the wordings by cross-validation on a decision's labelled cases; the contract's [readout] names one.
+
+    Nothing is written. The lowest log loss is the best; where intervals overlap, fewer tokens are.
+    """
+    from steelyard.decisions import workflow
+    from steelyard.decisions.report import interval_text
+    from steelyard_runtime.decisions.wordings import WORDINGS
+
+    _, contract, cases = _read(name)
+    _refuse_errors(contract, cases)
+    rows = []
+    with _engine(contract, cases=cases, model=model, threads=threads, context_tokens=context_tokens) as engine:
+        for wording in WORDINGS:
+            changed = workflow.with_wording(contract, wording)
+            with _bars(wording) as bars:
+                done = workflow.fit_decision(changed, cases, _reader_of(engine, changed), step=bars.step)
+            rows.append((wording, done.fitted.measured.head))
+    if as_json:
+        said = {wording: figures.model_dump(mode="json") for wording, figures in rows}
+        sys.stdout.write(json.dumps({"decision": contract.full_name, "wordings": said}) + "\n")
+        return
+    heads = ("wording", "accuracy", "log loss", "calibration error")
+    console.rows(
+        [(wording, *map(interval_text, (each.accuracy, each.log_loss, each.ece))) for wording, each in rows],
+        heads=heads,
+    )
+
+
+@app.command()
 def evaluate(
     name: Name,
     *,
@@ -253,13 +291,10 @@ def _fitted(contract: Contract, cases: Cases, *, model: str, threads: int, conte
 
 
 @contextmanager
-def _reader(
-    contract: Contract, *, cases: Cases, model: str, threads: int, context_tokens: int
-) -> Iterator[EngineReader]:
-    """A reader of hidden states over an engine in this process, after what needs no model was checked."""
+def _engine(contract: Contract, *, cases: Cases, model: str, threads: int, context_tokens: int) -> Iterator[Engine]:
+    """An engine in this process, after what needs no model was checked."""
     try:
         from steelyard.decisions import workflow
-        from steelyard.decisions.features import EngineReader
         from steelyard_runtime.engine.start import EngineStartError, start_engine
         from steelyard_runtime.settings import load_settings
     except ModuleNotFoundError as error:
@@ -274,11 +309,26 @@ def _reader(
     except EngineStartError as error:
         raise CommandError(str(error), code=ExitCode.MODEL) from error
     try:
-        reader = EngineReader(engine, wording=contract.readout.wording, cache=storage.cache_folder() / "hidden-states")
-        yield reader
-        console.note(f"{reader.evaluated_states} states evaluated, {reader.evaluated_tokens} tokens; the rest was kept")
+        yield engine
     finally:
         engine.close(timeout_s=1)
+
+
+def _reader_of(engine: Engine, contract: Contract) -> EngineReader:
+    from steelyard.decisions.features import EngineReader
+
+    return EngineReader(engine, wording=contract.readout.wording, cache=storage.cache_folder() / "hidden-states")
+
+
+@contextmanager
+def _reader(
+    contract: Contract, *, cases: Cases, model: str, threads: int, context_tokens: int
+) -> Iterator[EngineReader]:
+    """A reader of hidden states; says at the end how many were evaluated."""
+    with _engine(contract, cases=cases, model=model, threads=threads, context_tokens=context_tokens) as engine:
+        reader = _reader_of(engine, contract)
+        yield reader
+        console.note(f"{reader.evaluated_states} states evaluated, {reader.evaluated_tokens} tokens; the rest was kept")
 
 
 class _Bars:

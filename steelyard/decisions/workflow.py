@@ -73,6 +73,11 @@ def option_text(contract: Contract, index: int) -> str | None:
     return option.description.strip() or name or None
 
 
+def with_wording(contract: Contract, wording: str) -> Contract:
+    """Return a contract with another wording, to compare it."""
+    return contract.model_copy(update={"readout": contract.readout.model_copy(update={"wording": wording})})
+
+
 def fit_decision(
     contract: Contract, cases: Cases, reader: StateReader, *, step: Step = lambda *_: None
 ) -> FittedDecision:

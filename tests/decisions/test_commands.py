@@ -16,6 +16,7 @@ from steelyard.decisions.folder import read_contract
 from steelyard.decisions.workflow import Baseline, regressions
 from steelyard_base.exit_codes import ExitCode
 from steelyard_runtime.decisions.head import Interval, load_head
+from steelyard_runtime.decisions.wordings import WORDINGS
 
 OPTIONS = {"lost": "A parcel that cannot be found", "late": "A delivery after the promised day"}
 TEXTS = {
@@ -87,6 +88,12 @@ def test_a_decision_from_its_contract_to_an_accepted_head(run, model, tmp_path):
     code, out, err = measure(run, model, "--json")
     assert (code, "0 states evaluated" in err) == (ExitCode.OK, True)
     assert json.loads(out)["measured"] == head.description.measured.model_dump(mode="json")
+
+    code, out, err = run("decision", "wordings", "parcel-status", "--model", model, "--context-tokens=256", "--json")
+    assert code == ExitCode.OK, err
+    compared = json.loads(out)["wordings"]
+    assert set(compared) == set(WORDINGS)
+    assert compared[contract.readout.wording] == head.description.measured.head.model_dump(mode="json")
 
     other = tmp_path / "other.jsonl"
     judge = ("decision", "evaluate", "parcel-status", "--cases", other, "--model", model, "--context-tokens=256")

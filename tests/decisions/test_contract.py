@@ -167,7 +167,7 @@ REFUSED = {
     "an unknown field": ({"thresholds": {}}, "Extra inputs"),
     "a number as text": ({"version": "1"}, "valid integer"),
     "a name for no folder": ({"name": "../a"}, "pattern"),
-    "an unknown wording": ({"readout": {"wording": "x"}}, "no wording 'x'; there are one-word-1"),
+    "an unknown wording": ({"readout": {"wording": "x"}}, "no wording 'x'; there are chatml-1, one-word-1"),
     "a blank question": ({"question": " \n"}, "must not be blank"),
 }
 

@@ -1,7 +1,8 @@
 """The fixed words around a state whose last hidden state a head reads.
 
 They name no question, so that one evaluation of a state serves every registered decision about it. What stands before
-the state is evaluated once and kept.
+the state is evaluated once and kept. ``one-word-1`` asks for a topic, and is for every model. ``chatml-1`` is for
+models of that chat format, which read it as a message to answer: better where a decision is about tone or intention.
 """
 
 from __future__ import annotations
@@ -42,6 +43,17 @@ WORDINGS: Mapping[str, Wording] = MappingProxyType(
                     ),
                 ),
                 after=(Piece('" means in one word:"'),),
+            ),
+            Wording(
+                name="chatml-1",
+                before=(
+                    Piece(
+                        "<|im_start|>system\nRead the input and think about what it means.<|im_end|>\n"
+                        "<|im_start|>user\n",
+                        control=True,
+                    ),
+                ),
+                after=(Piece("<|im_end|>\n<|im_start|>assistant\n", control=True),),
             ),
         )
     }

@@ -1,0 +1,57 @@
+"""The benchmark of heads judges on test cases only, and writes every way with its interval."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from rich.progress import Progress
+
+from benchmarks import decisions
+from benchmarks.decisions import heads, majority, markdown, read_task, sizes_of
+from steelyard.decisions import fitting, metrics
+
+WORDS = {"red": "apple cherry", "green": "grass leaf", "none of these": "stone table"}
+
+
+class Reader:
+    """Hidden states that tell the options apart by a text's second word, in test cases as well."""
+
+    model_sha256 = prompt_sha256 = llama_cpp = "0"
+
+    def read(self, states, *, step=lambda *_: None):
+        step(len(states), len(states))
+        known = {word: row for row, words in enumerate(WORDS.values()) for word in words.split()}
+        return np.array([np.eye(4)[known.get(state.split()[-1], 3)] for state in states], np.float32)
+
+
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    monkeypatch.setattr(fitting, "STRENGTHS", (100.0,))
+    monkeypatch.setattr(metrics, "RESAMPLES", 50)
+    monkeypatch.setattr(decisions, "SIZES", (4, 12, 99))
+    (tmp_path / "a.json").write_text(json.dumps({"question": "Which?", "options": list(WORDS)}))
+    for part, at in (("fit", 0), ("test", 1)):
+        rows = [
+            {"text": f"number{n}{part} {words.split()[at]}", "label": label}
+            for n in range(4)
+            for label, words in WORDS.items()
+        ]
+        (tmp_path / f"a.{part}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return read_task(tmp_path, "a")
+
+
+def test_heads_are_judged_on_words_that_no_bag_has_seen(task):
+    assert sizes_of(task) == [12]
+    with Progress(disable=True) as progress:
+        found = {each.way: each for each in heads(task, Reader(), progress=progress)}
+    assert set(found) == {"bag of words", "head, hidden state alone", "head"}
+    assert found["head, hidden state alone"].accuracy.value == 1.0
+    assert found["bag of words"].accuracy.value < 0.7
+    assert all(each.judged == 12 and each.cases == 12 for each in found.values())
+
+
+def test_the_table_has_a_line_for_each_way(task):
+    table = markdown([majority(task)])
+    assert table.splitlines()[2].startswith("| a | 12 | labels' shares | 12 | 0.333 (")
