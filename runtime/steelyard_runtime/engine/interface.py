@@ -200,7 +200,7 @@ class ScorePrompt:
         shared: Segments that other prompts may begin with too, evaluated in this order.
         tail: Token ids, hashable; the logits after the last one are the result.
         hidden: The hidden state after the last one is wanted too. Its last tokens have a decode of their own then, so
-            that the last bits of the logits are not those of the same prompt without.
+            that the logits differ a little from those of the same prompt without.
     """
 
     shared: tuple[Segment, ...]
