@@ -110,6 +110,8 @@ def test_what_toml_and_json_have_no_type_for_is_still_read() -> None:
     [
         ("log_retention_days = true", "log_retention_days: Input should be a valid integer (it is True)"),
         ("budget = { monthly_usd = true, emails = ['a@example.com'] }", "budget.monthly_usd: Input should be a valid"),
+        ("endpoints = { one = 3 }", "endpoints.one: this is a table of fields, not a single value (it is 3)"),
+        ("artifacts = 3", "artifacts: this is a table of fields, not a single value (it is 3)"),
         ("network = { kind = 'created', zones = true }", "network.created.zones: Input should be a valid integer"),
         (
             "endpoints = { x = { instances = '2' } }",

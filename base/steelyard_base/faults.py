@@ -19,6 +19,8 @@ def sentences(error: ValidationError) -> str:
 def _said(fault: ErrorDetails) -> str:
     if fault["type"] in _UNKNOWN_FIELD:
         return "there is no such field; see docs/reference for those that there are"
+    if fault["type"] in _NO_TABLE:
+        return "this is a table of fields, not a single value"
     return fault["msg"].removeprefix("Value error, ")
 
 
@@ -32,6 +34,8 @@ def _value(fault: ErrorDetails) -> str:
 
 # Of a model, and of a dataclass.
 _UNKNOWN_FIELD = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
+
+_NO_TABLE = frozenset({"model_type", "dataclass_type"})
 
 # Kinds whose message tells the value already, or where there is none.
 _TELLING = frozenset({"value_error", "missing"}) | _UNKNOWN_FIELD

@@ -101,7 +101,7 @@ class LocalCloud:
 
     @property
     def details(self) -> CloudDetails:
-        """Where it is."""
+        """Its address, keys and folder."""
         if self._details is None:
             raise RuntimeError("the local cloud has not been started")
         return self._details

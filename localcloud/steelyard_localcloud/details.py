@@ -111,7 +111,7 @@ def own_folder(home: Path) -> None:
 
 
 def read_details(home: Path) -> CloudDetails:
-    """What the local cloud in ``home`` wrote.
+    """Read what the local cloud in ``home`` wrote.
 
     Raises:
         FileNotFoundError: No local cloud was started there, or it has ended.

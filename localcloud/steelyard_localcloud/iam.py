@@ -112,7 +112,7 @@ def repository_resource(members: Mapping[str, Any], *, region: str, account: str
 
 
 def log_resource(found: str, operation: str, members: Mapping[str, Any]) -> str:
-    """What CloudWatch Logs checks: for streams, an ARN below the group's, which ``LOG-GROUP:*`` allows."""
+    """Return the ARN that CloudWatch Logs checks: for streams, one below the group's, which ``LOG-GROUP:*`` allows."""
     if operation not in _STREAM_OPERATIONS or not found.endswith(f":log-group:{members.get('logGroupName')}"):
         return found
     return f"{found}:log-stream:{members.get('logStreamName', '')}"

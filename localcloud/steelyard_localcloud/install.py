@@ -41,7 +41,7 @@ _Handler = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Installed:
-    """What was added."""
+    """The services that were added."""
 
     sagemaker: SageMaker
     scaling: ApplicationAutoScaling

@@ -1,4 +1,4 @@
-"""What one local cloud is started with."""
+"""Options of a local cloud."""
 
 from __future__ import annotations
 

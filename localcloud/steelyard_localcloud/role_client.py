@@ -1,4 +1,4 @@
-"""What a service does with a role that it was given: it calls the emulator as that role, so that its policies count."""
+"""Clients with a service's role: they call the emulator as that role, so that its policies count."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def kept(arn: str) -> Kept:
 
 
 def names_of(arn: str) -> Iterator[str]:
-    """What CloudFormation may call a resource: its ARN, or the name in it."""
+    """Return the names that CloudFormation may give a resource: its ARN, or the name in it."""
     tail = arn.split(":", 5)[5]
     yield arn
     yield tail

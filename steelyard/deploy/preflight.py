@@ -60,7 +60,7 @@ def most_instances(endpoint: Endpoint) -> int:
 
 
 def demands(environment: Environment) -> dict[str, Demand]:
-    """What an environment may ask for, by instance type."""
+    """Return the instances that an environment may ask for, by type."""
     first: Counter[str] = Counter()
     most: Counter[str] = Counter()
     for endpoint in environment.endpoints.values():
@@ -243,7 +243,7 @@ def known_prices(aws: Aws, environment: Environment) -> dict[str, Decimal]:
 
 
 def cost_checks(environment: Environment, prices: Mapping[str, Decimal]) -> Iterator[Check]:
-    """What each endpoint's instances cost in a month of 730 hours, before storage, requests and builds."""
+    """Yield the cost of each endpoint's instances in a month of 730 hours, before storage, requests and builds."""
     for name, endpoint in environment.endpoints.items():
         yield cost_check(name, endpoint, prices)
 

@@ -42,7 +42,7 @@ class Scene:
     @property
     def project(self) -> str:
         """A CodeBuild project."""
-        return self.world.resource(BUILDS, "AWS::CodeBuild::Project", "ImagecpuBuild")
+        return self.world.resource(BUILDS, "AWS::CodeBuild::Project", "ImagecpuProject")
 
     @property
     def source(self) -> tuple[str, str]:
@@ -219,13 +219,13 @@ MAY: dict[str, dict[str, Attempt]] = {
         "read its source": lambda aws, it: read(aws, *it.source),
         "publish a file and compare it": lambda aws, it: publish(aws, it.bucket),
         "publish a large file": lambda aws, it: publish_in_parts(aws, it.bucket, condition={"IfNoneMatch": "*"}),
-        "write its log": lambda aws, it: log(aws, it.log_group(BUILDS, "Modelgemma3270mBuildLog")),
+        "write its log": lambda aws, it: log(aws, it.log_group(BUILDS, "Modelgemma3270mLog")),
     },
     "image build": {
         "read its source": lambda aws, it: read(aws, *it.source),
         "log into the registry": lambda aws, it: aws("ecr").get_authorization_token(),
         "push an image": lambda aws, it: push(aws, it, REPOSITORY),
-        "write its log": lambda aws, it: log(aws, it.log_group(BUILDS, "ImagecpuBuildLog")),
+        "write its log": lambda aws, it: log(aws, it.log_group(BUILDS, "ImagecpuLog")),
     },
     "bucket emptier": {
         "see its bucket's tags": lambda aws, it: aws("s3").get_bucket_tagging(Bucket=it.bucket),

@@ -67,7 +67,7 @@ def _configure(name: str, old: Parameters, new: Parameters) -> None:
 
 
 def _xml(operation: str, parameters: Parameters) -> bytes:
-    """What an SDK would send."""
+    """Return the body that an SDK would send."""
     model = shapes.service_model("s3")
     shapes.validate("s3", operation, parameters)
     serializer = botocore.serialize.create_serializer("rest-xml", include_validation=False)

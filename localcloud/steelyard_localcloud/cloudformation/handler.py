@@ -1,4 +1,4 @@
-"""What a resource type needs to be created, updated, replaced and deleted by ministack's CloudFormation."""
+"""Handlers by which ministack's CloudFormation creates, updates, replaces and deletes a type of resource."""
 
 from __future__ import annotations
 

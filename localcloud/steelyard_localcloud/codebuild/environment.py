@@ -1,4 +1,4 @@
-"""What a build gets of this machine."""
+"""The variables of this machine that a build gets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin",
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """What builds get of the environment in which the local cloud was started: the machine's ways out, no settings."""
+    """Return the variables of the local cloud's start that builds get: the machine's ways out, no settings."""
     found = {
         name: value
         for name, value in environment.items()

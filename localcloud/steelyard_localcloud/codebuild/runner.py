@@ -68,7 +68,7 @@ class _Ended(BaseException):
 
 @dataclass
 class PhaseResult:
-    """What became of one phase. Times are seconds since the epoch."""
+    """Result of one phase. Times are seconds since the epoch."""
 
     phase: str
     start: float
@@ -270,7 +270,7 @@ def run_build(
 
 
 def _close_the_log() -> None:
-    """Whoever reads the log to its end need not wait until thousands of small files are removed."""
+    """Close the log, so that its reader need not wait until thousands of small files are removed."""
     sys.stdout.flush()
     with open(os.devnull, "wb") as nowhere:
         for number in (1, 2):

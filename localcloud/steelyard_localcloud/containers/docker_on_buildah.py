@@ -49,7 +49,7 @@ def refuse(message: str) -> NoReturn:
 
 
 def location(reference: str) -> str:
-    """Where an image or a registry really is: the reference with the first fitting prefix replaced."""
+    """Return the real place of an image or a registry: the reference with the first fitting prefix replaced."""
     found = os.environ.get("CONTAINERS_REGISTRIES_CONF")
     if not found:
         return reference

@@ -1,4 +1,4 @@
-"""Where container tools keep their images: a folder of ours, never the system's."""
+"""Storage of container tools: a folder of ours, never the system's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def own_storage() -> Path:
 
 
 def _run_root(folder: Path) -> Path:
-    """Where the tools keep what is lost with a restart.
+    """Return the folder for what is lost with a restart.
 
     Short: with a path of more than 50 characters podman does not clean up after a container, and takes 20 seconds to
     see that it has ended.

@@ -1,4 +1,4 @@
-"""Who may do what in the registry: tokens of ``ecr:GetAuthorizationToken``, and the policies of who asked for them."""
+"""Access to the registry: tokens of ``ecr:GetAuthorizationToken``, and the policies of their owners."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Access:
         return token, end
 
     def caller(self, authorization: str) -> Caller | None:
-        """Who an ``Authorization`` header is; None for nobody."""
+        """Return the owner of an ``Authorization`` header's token; None for nobody."""
         kind, _, encoded = authorization.partition(" ")
         if kind.lower() != "basic":
             return None
@@ -70,7 +70,7 @@ class Access:
         return None
 
     def denied(self, caller: Caller, action: str, repository: Repository) -> str | None:
-        """Why a caller may not take an action on a repository; None when it may."""
+        """Return why a caller may not take an action on a repository; None when it may."""
         if caller.publisher:
             return None
         with request_scope(caller.account, repository.region):

@@ -91,7 +91,7 @@ class Blobs:
         return True
 
     def path(self, repository: Repository, digest: str) -> Path:
-        """Where a blob is, or would be."""
+        """Return the path of a blob, there or not."""
         return self._of(repository) / digest.removeprefix("sha256:")
 
     def keep(self, repository: Repository, digests: set[str], *, of: set[str]) -> None:

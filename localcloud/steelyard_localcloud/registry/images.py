@@ -200,7 +200,7 @@ class Images:
 
 
 def manifest_of(image: Record) -> Manifest | None:
-    """What an image's manifest says; None for one that was only registered and is none."""
+    """Read an image's manifest; None for one that was only registered and is none."""
     try:
         return read_manifest(image.get("imageManifest", ""), image.get("imageManifestMediaType", DOCKER))
     except InvalidManifestError:

@@ -1,4 +1,4 @@
-"""What an image's manifest says: its kind, what it refers to, how large that is."""
+"""Manifests of images: their kind, what they refer to, how large that is."""
 
 from __future__ import annotations
 

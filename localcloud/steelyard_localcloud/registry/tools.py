@@ -1,4 +1,4 @@
-"""How container tools find the registry: one file that maps the registries of AWS to this machine."""
+"""Configuration of container tools: one file that maps the registries of AWS to this machine."""
 
 from __future__ import annotations
 

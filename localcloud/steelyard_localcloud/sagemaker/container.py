@@ -22,7 +22,7 @@ def plan(
     cloud: CloudDetails,
     options: Options,
 ) -> Launch:
-    """How to run a container.
+    """Plan the start of a container.
 
     Args:
         image: The image's URI by digest, pulled.

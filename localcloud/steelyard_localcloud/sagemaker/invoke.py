@@ -231,7 +231,7 @@ def _content_type(response: httpx.Response) -> str:
 
 
 def _model_error(call: _Call, status: int, message: str) -> wire.Response:
-    """What the caller's SDK raises as ``ModelError``, with the container's status and words."""
+    """Return the error that SDKs raise as ``ModelError``, with the container's status and words."""
     call.end(status)
     account, region = call.account_region
     group, stream = call.fleet.log_stream

@@ -1,4 +1,4 @@
-"""How an endpoint's container is started here, whether it is one or a process in its place."""
+"""Start of an endpoint's container, or of a process in its place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODEL_FOLDER = "/opt/ml/model"
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start an endpoint's server.
+    """The start of an endpoint's server.
 
     Attributes:
         command: Words of the command line.

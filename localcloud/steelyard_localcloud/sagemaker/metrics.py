@@ -13,7 +13,7 @@ INSTANCES = "/aws/sagemaker/Endpoints"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one invocation ended.
+    """Outcome of one invocation.
 
     Attributes:
         container_status: Status that the container gave; 0 when it gave none.

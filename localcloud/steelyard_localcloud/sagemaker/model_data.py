@@ -23,7 +23,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ModelData:
-    """Where a container's model comes from.
+    """Source of a container's model.
 
     Attributes:
         bucket: The bucket.

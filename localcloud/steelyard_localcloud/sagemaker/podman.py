@@ -144,7 +144,7 @@ def _call(words: list[str], cloud: CloudDetails) -> subprocess.CompletedProcess[
 
 
 def _access(image: str, cloud: CloudDetails, credentials: Credentials) -> str:
-    """What podman shows the registry: the token that the role gets from ECR."""
+    """Return what podman shows the registry: the token that the role gets from ECR."""
     client = role_client(cloud, "ecr", credentials)
     try:
         token: str = client.get_authorization_token()["authorizationData"][0]["authorizationToken"]

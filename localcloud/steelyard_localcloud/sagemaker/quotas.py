@@ -21,7 +21,7 @@ _PAGE = 100
 
 
 class Quotas:
-    """How many instances of each type the endpoints of an account may have.
+    """Limits on the instances of each type that the endpoints of an account may have.
 
     Args:
         applied: Quotas that were raised or lowered, by instance type.

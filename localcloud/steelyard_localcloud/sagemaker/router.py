@@ -1,4 +1,4 @@
-"""Which fleet of an endpoint answers a request."""
+"""Choice of the fleet of an endpoint that answers a request."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "SY
 def plan(
     image: Image, environment: Mapping[str, str], *, model_folder: Path | None, port: int, options: Options
 ) -> Launch:
-    """How to start the stand-in for a container.
+    """Plan the start of the stand-in for a container.
 
     Args:
         image: Its image.

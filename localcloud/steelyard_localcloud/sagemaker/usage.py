@@ -1,4 +1,4 @@
-"""What a process and its children use of this machine, from ``/proc``."""
+"""Resources that a process and its children use, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Sample:
-    """What a process tree has used so far.
+    """Resources that a process tree has used so far.
 
     Attributes:
         at: Monotonic time, in seconds.
