@@ -81,7 +81,7 @@ class Floor:
     def tokens(self, state: str) -> tuple[list[int], list[int]]:
         """Token ids of the instructions and the question, and those that the server evaluates for one decision."""
         encode = self.model.vocabulary.encode
-        options = tuple(Option(id=name, text=f"{name}: {text}") for name, text in OPTIONS.items())
+        options = tuple(Option(id=name, text=f"{name}: {text}", name=name) for name, text in OPTIONS.items())
         parts = prompt.parts(
             "options-first",
             state=state,
