@@ -41,6 +41,7 @@ SIZES = (40, 160, 240, 770)
 NO_OPTION = "none of these"
 """An option of this name has no text of its own to learn from."""
 VARIANTS = {"bag of words": ("words",), "head, hidden state alone": ("state",), "head": ("state", "words")}
+"""Parts of each way; a head drops the words where they do not lower the held-out log loss, as in ``fitting.fit``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +104,19 @@ def heads(task: Task, reader: StateReader, *, progress: Progress) -> list[Result
         with threadpool_limits(1):
             validated = fitting.validate(cases, anchors=anchors, options=len(task.options))
             for way, parts in VARIANTS.items():
-                _, weights = validated.weighed(parts)
+                weights = chosen_weights(validated) if way == "head" else validated.weighed(parts)[1]
                 head = validated.linear(weights)
                 judged = zip(hidden[fit:test], task.texts["test"], strict=True)
                 probabilities = np.array([head.apply(state, text).probabilities for state, text in judged])
                 found.append(result(task, way, size, probabilities))
     return found
+
+
+def chosen_weights(validated: fitting.Validated) -> dict[str, float]:
+    """Return the weights of the parts that a head would have."""
+    both, alone = (validated.weighed(parts) for parts in (("state", "words"), ("state",)))
+    labels = validated.cases.labels
+    return min((both, alone), key=lambda found: metrics.log_loss(found[0], labels))[1]
 
 
 def result(task: Task, way: str, cases: int, probabilities: metrics.Array) -> Result:
