@@ -1,9 +1,11 @@
-"""The worked example: no finding, a head that fits its contract and cases, and figures that the page repeats."""
+"""The worked examples: no finding, cases of every kind; a head that fits its contract and cases, and its figures."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 from steelyard.decisions.folder import CASES_FILE, read_cases, read_contract
 from steelyard.decisions.lint import lint
@@ -11,16 +13,30 @@ from steelyard.decisions.workflow import read_baseline
 from steelyard.models.catalogue import catalogue
 from steelyard_runtime.decisions.head import load_head
 
-FOLDER = Path(__file__).parents[2] / "decisions" / "support-route"
+DECISIONS = Path(__file__).parents[2] / "decisions"
+FOLDER = DECISIONS / "support-route"
+KINDS = {
+    "support-route": ("hard", "ambiguous", "multilingual", "adversarial", "out of scope"),
+    "next-tool": ("hard", "ambiguous", "multilingual", "adversarial", "out of scope"),
+    "expense-approval": ("hard", "ambiguous", "multilingual", "adversarial", "out of scope"),
+    "moderation": ("hard", "ambiguous", "multilingual", "adversarial"),  # every post has a severity
+}
 
 
-def test_the_example_has_no_finding_and_cases_of_every_kind():
-    contract = read_contract(FOLDER)
-    cases = read_cases(FOLDER / CASES_FILE, contract)
+def test_every_folder_is_an_example():
+    assert {each.name for each in DECISIONS.iterdir()} == set(KINDS)
+    assert {read_contract(DECISIONS / name).type for name in KINDS} == {"choice", "score", "yesno"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_example_has_no_finding_and_cases_of_every_kind(name):
+    contract = read_contract(DECISIONS / name)
+    cases = read_cases(DECISIONS / name / CASES_FILE, contract)
     assert lint(contract, cases.cases) == []
     assert len(cases) >= 150
     kinds = Counter(case.kind for case in cases.cases)
-    assert min(kinds[kind] for kind in ("hard", "ambiguous", "multilingual", "adversarial", "out of scope")) >= 10
+    assert [kind for kind in KINDS[name] if kinds[kind] < 4] == []
+    assert f" {len(cases)} cases" in (DECISIONS / name / "README.md").read_text(encoding="utf-8")
 
 
 def test_its_head_and_baseline_belong_to_its_contract_cases_and_model():
