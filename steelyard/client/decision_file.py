@@ -135,6 +135,7 @@ def decisions_of(
     document: Any,
     *,
     state: Any = None,
+    use: str | None = None,
     question: str | None = None,
     options: list[str] | None = None,
     layout: str | None = None,
@@ -144,22 +145,29 @@ def decisions_of(
     Args:
         document: None; one decision; a list of them; or a whole body with ``decision`` or ``decisions``.
         state: Replaces the state of every decision.
+        use: Name of a registered decision, in place of every decision's question and options.
         question: Replaces the question of every decision.
         options: ``id=description`` each; replace the options of every decision.
         layout: Replaces the layout of every decision.
 
     Raises:
-        CommandError: Something that a decision needs is in neither.
+        CommandError: Something that a decision needs is in neither, or a registered decision is given a question.
     """
     many, decisions, outer = _decisions(document)
     changes: Json = {}
+    if use is not None:
+        if question is not None or options:
+            raise usage("a registered decision has its own question and options; leave --question and --option out")
+        decisions = [{key: value for key, value in each.items() if key not in PARTS[1:]} for each in decisions]
+        changes["use"] = use
     if state is not None:
         changes["state"] = state
     if question is not None:
         changes["question"] = question
     if options:
         changes["options"] = [parse_option(option) for option in options]
-    filled = [{"id": f"decision-{n}" if many else "decision"} | d | changes for n, d in enumerate(decisions, 1)]
+    name = use or "decision"
+    filled = [{"id": f"{name}-{n}" if many else name} | d | changes for n, d in enumerate(decisions, 1)]
     for decision in filled:
         _check_parts(decision)
     layouts = [decision.pop("layout", outer) if layout is None else layout for decision in filled]
@@ -170,6 +178,11 @@ def decisions_of(
 
 def _check_parts(decision: Json) -> None:
     if "use" in decision:
+        if decision.get("state") is None:
+            raise usage(
+                f"the registered decision {decision['use']!r} lacks a state",
+                "Give --state or --state-file, or --states for many.",
+            )
         return
     lacking = [key for key in PARTS if decision.get(key) is None]
     if lacking:

@@ -25,6 +25,7 @@ from steelyard.commands.options import (
     StateText,
     Timeout,
     Url,
+    Use,
 )
 from steelyard.terminal import decisions
 from steelyard.terminal.many import Many
@@ -37,6 +38,7 @@ def command(
     *,
     state: StateText = None,
     state_file: StateFile = None,
+    use: Use = None,
     question: Question = None,
     option: Options = None,
     layout: ChosenLayout = None,
@@ -54,7 +56,8 @@ def command(
 ) -> None:
     """Ask for the probability of each option of a decision.
 
-    The decision comes from a JSON file, from flags, or from both: a flag replaces what the file says. With --states it
+    The decision comes from a JSON file, from flags, or from both: a flag replaces what the file says. One that the
+    server has registered is asked by its name: --use. With --states it
     is asked about every state of another file; a list of decisions may be about different states too.
     """
     flags = Many(
@@ -68,6 +71,13 @@ def command(
         concurrency=concurrency,
     )
     asked = decisions.asked_by(
-        file, state=state, state_file=state_file, question=question, option=option, layout=layout, flags=flags
+        file,
+        state=state,
+        state_file=state_file,
+        use=use,
+        question=question,
+        option=option,
+        layout=layout,
+        flags=flags,
     )
     decisions.answer(lambda: Client(url, timeout_s=timeout), asked, flags, as_json=as_json)

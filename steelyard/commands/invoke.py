@@ -37,6 +37,7 @@ def command(
     ] = None,
     state: options.StateText = None,
     state_file: options.StateFile = None,
+    use: options.Use = None,
     question: options.Question = None,
     option: options.Options = None,
     layout: options.ChosenLayout = None,
@@ -81,6 +82,7 @@ def command(
     for_decisions = {
         "--state": state,
         "--state-file": state_file,
+        "--use": use,
         "--question": question,
         "--option": option,
         "--layout": layout,
@@ -97,7 +99,14 @@ def command(
         _refuse(for_chat, "chat", endpoint)
         file = None if request is None else Path(request)
         asked = decisions.asked_by(
-            file, state=state, state_file=state_file, question=question, option=option, layout=layout, flags=flags
+            file,
+            state=state,
+            state_file=state_file,
+            use=use,
+            question=question,
+            option=option,
+            layout=layout,
+            flags=flags,
         )
         decisions.answer(lambda: nullcontext(client), asked, flags, as_json=as_json)
         return

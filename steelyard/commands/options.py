@@ -51,6 +51,10 @@ StateFile = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the answers as JSON, one per line; rows carry the whole result.")
 ]
+Use = Annotated[
+    str | None,
+    typer.Option("--use", help="A registered decision, NAME or NAME@VERSION, in place of question and options."),
+]
 Question = Annotated[str | None, typer.Option("--question", help="The question.")]
 Options = Annotated[
     list[str] | None,

@@ -55,6 +55,8 @@ class JsonLines:
             row |= {"choice": None, "probabilities": None, "error": outcome.error.message if outcome.error else ""}
         else:
             row |= {"choice": _choice(outcome.result), "probabilities": _probabilities(outcome.result), "error": None}
+            # A registered decision's policy says what to do with the answer.
+            row |= {key: outcome.result[key] for key in ("action", "reason") if key in outcome.result}
         if self._whole:
             row["result"] = outcome.result
         return json.dumps(row, ensure_ascii=False).encode() + b"\n"

@@ -20,6 +20,7 @@ def asked_by(
     *,
     state: str | None,
     state_file: Path | None,
+    use: str | None,
     question: str | None,
     option: list[str] | None,
     layout: str | None,
@@ -38,7 +39,7 @@ def asked_by(
         raise usage("--states gives the states; leave --state and --state-file out")
     # The state of each row takes the place of this one.
     given = "row" if flags.states is not None else _state(state, state_file)
-    return decisions_of(_document(file), state=given, question=question, options=option, layout=layout)
+    return decisions_of(_document(file), state=given, use=use, question=question, options=option, layout=layout)
 
 
 def answer(connect: many.Connect, asked: Asked, flags: many.Many, *, as_json: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steelyard.client.decision_file import parse_json, parse_option, request_body
+from steelyard.client.decision_file import decisions_of, parse_json, parse_option, request_body
 from steelyard_base.exit_codes import CommandError, ExitCode
 
 DECISION = {"id": "d", "state": "s", "question": "q", "options": [{"id": "a"}, {"id": "b"}]}
@@ -90,3 +90,14 @@ def test_an_option_without_an_id_is_refused():
 def test_json_is_read_strictly(text):
     with pytest.raises(CommandError, match=r"x\.json is not JSON"):
         parse_json(text, "x.json")
+
+
+def test_a_registered_decision_needs_its_state_alone():
+    assert decisions_of(None, state="s", use="route@3").decisions == [{"id": "route@3", "state": "s", "use": "route@3"}]
+    # A file's question and options are another decision's.
+    assert decisions_of(DECISION, use="route").decisions == [{"id": "d", "state": "s", "use": "route"}]
+    with pytest.raises(CommandError, match="the registered decision 'route' lacks a state"):
+        decisions_of(None, use="route")
+    for asked in ({"question": "q"}, {"options": ["a"]}):
+        with pytest.raises(CommandError, match="has its own question and options"):
+            decisions_of(None, state="s", use="route", **asked)

@@ -51,6 +51,13 @@ def test_json_lines_hold_what_came(tmp_path):
     ]
 
 
+def test_json_lines_hold_what_a_policy_says():
+    result = {"choice": "a", "option_ids": ["a"], "probabilities": [1.0], "action": "review", "reason": "never"}
+    asked = Ask("x", "s", [{"id": "route", "use": "route"}])
+    line = json.loads(JsonLines().line(Outcome(asked, asked.decisions[0], result)))
+    assert (line["choice"], line["action"], line["reason"]) == ("a", "review", "never")
+
+
 def test_csv_holds_a_column_for_each_option(tmp_path):
     written(tmp_path / "o", Csv(DECISIONS))
     found = list(csv.DictReader(io.StringIO((tmp_path / "o").read_text())))
