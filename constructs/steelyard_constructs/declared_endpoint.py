@@ -73,6 +73,17 @@ class Canary(Table):
     ] = 300
 
 
+@dataclass(frozen=True)
+class Rolling(Table):
+    """An update that replaces a share of the instances after the other, so that no second fleet is needed."""
+
+    percent: Annotated[int, Field(description="Share that is replaced at a time, in percent, 5 to 50.")] = 25
+    wait_s: Annotated[
+        int,
+        Field(description="How long the alarms are watched after each share, in seconds, 60 to 3600."),
+    ] = 300
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeclaredEndpoint(Table):
     """The fields of an endpoint that an environment file and the constructs have in common."""
@@ -112,6 +123,13 @@ class DeclaredEndpoint(Table):
     canary: Annotated[
         Canary | None, Field(description="Updates reach a share of the instances first; all at once without it.")
     ] = None
+    rolling: Annotated[
+        Rolling | None,
+        Field(
+            description="Updates replace a share of the instances at a time, for instances of which there are never "
+            "twice as many. Either this or a canary."
+        ),
+    ] = None
 
     def declared(self) -> dict[str, Any]:
         """Return the fields of this class, for another class that has them too."""
@@ -144,6 +162,8 @@ def endpoint_checks(endpoint: DeclaredEndpoint, *, region: str | None) -> Iterat
         yield lambda: check_scalable(types())
     if (canary := endpoint.canary) is not None:
         yield lambda: check_canary(canary, endpoint.instances)
+    if (rolling := endpoint.rolling) is not None:
+        yield lambda: check_rolling(rolling, endpoint.instances, canary=canary)
 
 
 def instance_types(endpoint: DeclaredEndpoint, *, region: str | None) -> tuple[InstanceType, ...]:
@@ -299,4 +319,28 @@ def check_canary(canary: Canary, instances: int) -> None:
         raise Refused(
             f"a canary of {canary.percent} % needs 2 instances or more, but instances is {instances}; raise it, or "
             "leave out the canary: alarms undo an update of all instances at once too"
+        )
+
+
+def check_rolling(rolling: Rolling, instances: int, *, canary: Canary | None) -> None:
+    """Refuse a rolling update that SageMaker would refuse, or that is no share of the instances.
+
+    Raises:
+        Refused: With the value and the limit.
+    """
+    check_whole("the rolling update's percent", rolling.percent)
+    check_whole("the rolling update's wait_s", rolling.wait_s)
+    if canary is not None:
+        raise Refused("canary and rolling are both given; an update goes one way: leave one out")
+    if not 5 <= rolling.percent <= 50:
+        raise Refused(f"the rolling update replaces {rolling.percent} % at a time; SageMaker takes 5 to 50")
+    if not 60 <= rolling.wait_s <= 3600:
+        raise Refused(
+            f"the rolling update waits {rolling.wait_s} s; it must be 60 (a minute of the alarms' metrics) to 3600 "
+            "(SageMaker's longest)"
+        )
+    if instances < 2:
+        raise Refused(
+            f"a rolling update of {rolling.percent} % needs 2 instances or more, but instances is {instances}; raise "
+            "it, or leave out rolling"
         )

@@ -157,6 +157,7 @@ class Endpoint(Construct):
             deployment_config=deployment_config(
                 alarms=alarms,
                 canary=props.canary,
+                rolling=props.rolling,
                 drain_s=props.drain_s,
                 instances=props.instances,
             ),

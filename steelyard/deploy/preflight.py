@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class Demand:
 
     Attributes:
         first: For the first deployment.
-        most: For an update at full scale, when the old and the new fleet run together.
+        most: For an update at full scale, when the old and the new fleet run together, or a share of it.
         fallback: Only as the second or a later choice of a pool.
     """
 
@@ -59,6 +60,12 @@ def most_instances(endpoint: Endpoint) -> int:
     return max(endpoint.scaling.max_instances, *(each.max_instances for each in endpoint.scaling.schedules), 0)
 
 
+def arriving_instances(endpoint: Endpoint) -> int:
+    """Instances that an update at full scale adds before it takes old ones away."""
+    most = most_instances(endpoint)
+    return most if endpoint.rolling is None else math.ceil(most * endpoint.rolling.percent / 100)
+
+
 def demands(environment: Environment) -> dict[str, Demand]:
     """Return the instances that an environment may ask for, by type."""
     first: Counter[str] = Counter()
@@ -67,7 +74,7 @@ def demands(environment: Environment) -> dict[str, Demand]:
         types = type_names(endpoint)
         first[types[0]] += endpoint.instances
         for name in types:
-            most[name] += 2 * most_instances(endpoint)
+            most[name] += most_instances(endpoint) + arriving_instances(endpoint)
     return {name: Demand(first=first[name], most=most[name], fallback=not first[name]) for name in most}
 
 
@@ -141,7 +148,7 @@ def quota_check(name: str, demand: Demand, quota: Quota | None, *, region: str) 
             finding="Service Quotas tells none for endpoints",
             advice=f"See whether SageMaker has {name} in {region}.",
         )
-    needs = f"{demand.first} at first, {demand.most} for an update at full scale (both fleets)"
+    needs = f"{demand.first} at first, {demand.most} for an update at full scale"
     if demand.fallback:
         needs = f"{demand.most} should a pool fall back to it"
     finding = f"{quota.value} instances; needed: {needs}"

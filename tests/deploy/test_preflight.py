@@ -56,9 +56,7 @@ def test_quotas_are_compared_with_both_fleets(account: LocalCloud) -> None:
         "quota ml.g6.xlarge": Level.WARNING,  # 1: the first deployment passes, its updates do not
         "quota ml.g5.xlarge": Level.WARNING,  # 0, but only the pool's second choice
     }
-    assert found["quota ml.g6.xlarge"].finding == (
-        "1 instances; needed: 1 at first, 6 for an update at full scale (both fleets)"
-    )
+    assert found["quota ml.g6.xlarge"].finding == ("1 instances; needed: 1 at first, 6 for an update at full scale")
     assert found["quota ml.g6.xlarge"].advice.startswith(
         "aws service-quotas request-service-quota-increase --region us-east-1 --service-code sagemaker --quota-code L-"
     )
@@ -70,6 +68,11 @@ def test_endpoints_of_one_type_share_its_quota() -> None:
     one, two = dict(CPU, instances=1), dict(CPU, scaling=SCALED | {"min_instances": 2})
     found = preflight.demands(environment(one=one, two=two))
     assert found == {"ml.c7i.xlarge": Demand(first=3, most=2 * (1 + 3), fallback=False)}
+
+
+def test_a_rolling_update_needs_a_share_only() -> None:
+    found = preflight.demands(environment(a=dict(CPU, instances=10, rolling={"percent": 25, "wait_s": 60})))
+    assert found["ml.c7i.xlarge"].most == 10 + 3
 
 
 def test_a_first_deployment_that_cannot_pass_is_in_the_way() -> None:

@@ -16,7 +16,7 @@ from aws_cdk.assertions import Match, Template
 from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
 from steelyard_constructs.decision_endpoint import DecisionEndpoint
-from steelyard_constructs.declared_endpoint import Canary, Scaling
+from steelyard_constructs.declared_endpoint import Canary, Rolling, Scaling
 from steelyard_constructs.endpoint import EndpointProps
 from steelyard_constructs.hardware import Architecture, Hardware, PooledInstance
 from steelyard_constructs.images import ImageReference
@@ -532,6 +532,18 @@ def test_a_canary_goes_first_and_alarms_bring_it_back():
     }
 
 
+def test_a_rolling_update_needs_no_second_fleet():
+    stack = new_stack()
+    endpoint(stack, rollback_alarms=lambda _: [alarm(stack)], rolling=Rolling(percent=20, wait_s=90), instances=5)
+    _, made = only(Template.from_stack(stack), "Endpoint")
+    assert "BlueGreenUpdatePolicy" not in made["DeploymentConfig"]
+    assert made["DeploymentConfig"]["RollingUpdatePolicy"] == {
+        "MaximumBatchSize": {"Type": "CAPACITY_PERCENT", "Value": 20},
+        "WaitIntervalInSeconds": 90,
+    }
+    assert made["DeploymentConfig"]["AutoRollbackConfiguration"]["Alarms"]
+
+
 def replaced(before: Template, after: Template) -> set[str]:
     """SageMaker resources that CloudFormation replaces: one of their changed properties cannot be changed in place.
 
@@ -654,6 +666,10 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a model too large to start in time": (
         {"model": ModelArtifact("models", "large/", 160 * 10**9)},
         ["startup_timeout_s of 4200 s, derived from the model's size,"],
+    ),
+    "a rolling update without alarms": (
+        {"rolling": Rolling(), "instances": 2},
+        ["a rolling update without rollback_alarms", "give the alarms"],
     ),
     "a canary without alarms": (
         {"canary": Canary(), "instances": 2},

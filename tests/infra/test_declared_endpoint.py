@@ -13,7 +13,7 @@ from steelyard.environments.schema import Endpoint
 from steelyard_base.exit_codes import CommandError
 from steelyard_base.strict import fields_of
 from steelyard_constructs.decision_endpoint import DecisionEndpoint
-from steelyard_constructs.declared_endpoint import Canary, DeclaredEndpoint, Scaling, Schedule, endpoint_checks
+from steelyard_constructs.declared_endpoint import Canary, DeclaredEndpoint, Rolling, Scaling, Schedule, endpoint_checks
 from steelyard_constructs.endpoint import EndpointProps
 from steelyard_constructs.hardware import Hardware, PooledInstance
 from steelyard_constructs.images import ImageReference
@@ -132,6 +132,18 @@ RULES: dict[str, tuple[DeclaredEndpoint, str]] = {
     "a canary of all": (declared(instances=4, canary=Canary(percent=51)), "the canary is 51 % of the instances"),
     "a canary that waits too long": (declared(instances=4, canary=Canary(wait_s=3601)), "the canary waits 3601 s"),
     "a canary that watches nothing": (declared(instances=4, canary=Canary(wait_s=59)), "the canary waits 59 s; set 60"),
+    "a rolling update of all": (declared(instances=4, rolling=Rolling(percent=51)), "replaces 51 % at a time"),
+    "a rolling update of nothing": (declared(instances=40, rolling=Rolling(percent=4)), "SageMaker takes 5 to 50"),
+    "a rolling update that watches nothing": (
+        declared(instances=4, rolling=Rolling(wait_s=59)),
+        "waits 59 s; it must be 60",
+    ),
+    "a rolling update that waits too long": (declared(instances=4, rolling=Rolling(wait_s=3601)), "waits 3601 s"),
+    "a rolling update of one instance": (declared(rolling=Rolling()), "of 25 % needs 2 instances or more"),
+    "two ways of an update": (
+        declared(instances=2, rolling=Rolling(), canary=Canary()),
+        "canary and rolling are both given",
+    ),
     "a canary of one instance": (
         declared(canary=Canary()),
         "a canary of 10 % needs 2 instances or more, but instances is 1; raise it, or leave out the canary",

@@ -14,7 +14,7 @@ from steelyard_constructs.artifact_store import ArtifactStore
 from steelyard_constructs.chat_endpoint import ChatFlags
 from steelyard_constructs.cost_budget import CostBudget
 from steelyard_constructs.decision_endpoint import DecisionEndpoint
-from steelyard_constructs.declared_endpoint import Canary, Scaling, Schedule
+from steelyard_constructs.declared_endpoint import Canary, Rolling, Scaling, Schedule
 from steelyard_constructs.endpoint import EndpointProps
 from steelyard_constructs.endpoint_alarms import EndpointAlarms
 from steelyard_constructs.endpoint_scaling import EndpointScaling
@@ -73,6 +73,8 @@ WHOLE: dict[str, Make] = {
     "drain_s": endpoint("drain_s"),
     "gpu_layers": endpoint("gpu_layers"),
     "percent": endpoint("canary", lambda n: Canary(percent=n), instances=2),
+    "rolling percent": endpoint("rolling", lambda n: Rolling(percent=n), instances=2),
+    "rolling wait_s": endpoint("rolling", lambda n: Rolling(wait_s=n), instances=2),
     "wait_s": endpoint("canary", lambda n: Canary(wait_s=n), instances=2),
     "priority": endpoint("instance_pool", lambda n: [PooledInstance("ml.c7i.xlarge", n)], instance_type=None),
     "bytes": lambda _, n: ModelArtifact("models", "m/", n),
