@@ -62,7 +62,7 @@ def test_the_whole_prompt_is_counted() -> None:
 
 def test_a_turn_of_a_few_new_tokens_says_nothing_about_how_fast_prompts_are() -> None:
     meter = Meter()
-    meter.prefilled(1000, 5.0)
-    meter.prefilled(1, 0.1)
-    meter.prefilled(100, 0.0)
+    meter.chat_prompt_took(1000, 5.0)
+    meter.chat_prompt_took(1, 0.1)
+    meter.chat_prompt_took(100, 0.0)
     assert meter.chat_rate == 200
