@@ -13,7 +13,7 @@ from pathlib import Path
 from steelyard_localcloud.cloud import running_cloud
 from steelyard_localcloud.emulator import run
 from steelyard_localcloud.options import DEFAULT_ACCOUNT, DEFAULT_REGION, Options
-from steelyard_localcloud.sagemaker.quotas import instance_types
+from steelyard_localcloud.sagemaker.instance_types import instance_types
 
 
 def main(words: list[str] | None = None) -> int:

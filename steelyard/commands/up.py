@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,11 +91,16 @@ def command(
         cloud = local_cloud.start(home, port=port)
     with local_cloud.reached(cloud.environment() if cloud else {}):
         aws = Aws(environment.region)
-        if check:
-            _check(aws, environment, local=local)
-        if not local and not bootstrap:
-            _agree_to_bootstrap(aws)
-        if plan is not None:
+
+        def look() -> None:
+            if check:
+                _check(aws, environment, local=local)
+            if not local and not bootstrap:
+                _agree_to_bootstrap(aws)
+
+        if plan is None:
+            look()
+        else:
             # What is built in a local cloud goes with it, and so does its manifest.
             folder = home / "releases" if local else FOLDER
             manifest = _built(
@@ -106,6 +111,7 @@ def command(
                 allow_dirty=allow_dirty,
                 allow_critical=allow_critical,
                 folder=folder,
+                look=look,
             )
             named = str(folder / f"{manifest.id}.json")
         manifest = manifest or load_release()
@@ -168,13 +174,19 @@ def _built(
     allow_dirty: bool,
     allow_critical: bool,
     folder: Path,
+    look: Callable[[], None],
 ) -> Release:
-    """The release of this source: one that was built before, or a new one."""
+    """The release of this source: one that was built before, or a new one.
+
+    ``look`` looks at the account, after the source and before anything is made.
+    """
     if (found := matching_release(plan, read_source(), load_bases(bases), folder=folder)) is not None:
+        look()
         console.note(f"release {found.id} was built from this source; it is deployed")
         return found
     # Before the stacks: a source that is refused must not have become that of the projects.
     checkout = read_checkout(allow_dirty=allow_dirty)
+    look()
     cdk = Cdk(environment=environment.name, release=SAMPLE, bases=bases.resolve())
     bucket = deployment.prepare(aws, environment, cdk, console.step, note=console.note)
     order = Order(

@@ -11,7 +11,8 @@ from botocore.exceptions import ClientError
 from endpoint_template import reasons
 
 from conftest import Furnished
-from steelyard_localcloud.sagemaker.quotas import Quotas, default_quota, instance_types, quota_code
+from steelyard_localcloud.sagemaker.instance_types import instance_types
+from steelyard_localcloud.sagemaker.quotas import Quotas, default_quota, quota_code
 
 POOL = [{"InstanceType": "ml.g5.xlarge", "Priority": 1}, {"InstanceType": "ml.g6.xlarge", "Priority": 2}]
 NO_TYPE = {"InstanceType": {"Ref": "AWS::NoValue"}}

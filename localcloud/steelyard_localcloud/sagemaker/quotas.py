@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from functools import cache
 
 from ministack.core.responses import get_account_id, get_region
 
 from steelyard_localcloud import shapes
 from steelyard_localcloud.errors import ServiceError, not_emulated
+from steelyard_localcloud.sagemaker.instance_types import instance_types
 from steelyard_localcloud.wire import Parameters
 
 DEFAULT_CPU_QUOTA = 20
@@ -90,12 +90,6 @@ class Quotas:
 
 
 _NO_SUCH = "NoSuchResourceException"
-
-
-@cache
-def instance_types() -> tuple[str, ...]:
-    """The types that SageMaker runs endpoints on, from botocore's model of it."""
-    return tuple(shapes.service_model("sagemaker").shape_for("ProductionVariantInstanceType").enum)
 
 
 def default_quota(instance_type: str) -> int:
