@@ -74,6 +74,18 @@ def read_text(path: Path, stdin: str | None) -> str:
         raise usage(f"{path} is not UTF-8 text") from error
 
 
+def results_of(answer: Json, *, otherwise: str) -> list[Json]:
+    """Return the results in an answer to a body of decisions.
+
+    Raises:
+        CommandError: There are none; ``otherwise`` says what that means.
+    """
+    results = [answer["result"]] if "result" in answer else answer.get("results")
+    if not isinstance(results, list):
+        raise CommandError(otherwise)
+    return results
+
+
 def parse_option(text: str) -> Json:
     """``id=description``, or ``id`` alone. The first ``=`` divides.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from steelyard.client.decision_file import encoded
+from steelyard.client.decision_file import encoded, results_of
 from steelyard.client.refusals import RequestError, message_of, refused, retry_after_s
 from steelyard_base.exit_codes import CommandError, ExitCode
 
@@ -85,10 +85,7 @@ class Client:
             CommandError: The server refused (its message is quoted) or cannot be reached.
         """
         answer = self._json(self._send("POST", "/invocations", body))
-        results = [answer["result"]] if "result" in answer else answer.get("results")
-        if not isinstance(results, list):
-            raise CommandError(f"{self.url} did not answer with a decision; is it a Steelyard server?")
-        return results
+        return results_of(answer, otherwise=f"{self.url} did not answer with a decision; is it a Steelyard server?")
 
     def chat(self, messages: list[Json], **options: Any) -> Json:
         """A whole chat completion, as OpenAI's API has it."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from steelyard.aws.session import aws_errors, error_code
-from steelyard.client.decision_file import encoded
+from steelyard.client.decision_file import encoded, results_of
 from steelyard.client.refusals import RequestError, message_of, refused, retry_after_s
 from steelyard_base.exit_codes import CommandError, ExitCode
 
@@ -51,10 +51,9 @@ class EndpointClient:
             CommandError: The container refused (its message is quoted), SageMaker did, or neither can be reached.
         """
         answer = self._whole(body)
-        results = [answer["result"]] if "result" in answer else answer.get("results")
-        if not isinstance(results, list):
-            raise CommandError(f"the endpoint {self.name} did not answer with a decision; is it a decision endpoint?")
-        return results
+        return results_of(
+            answer, otherwise=f"the endpoint {self.name} did not answer with a decision; is it a decision endpoint?"
+        )
 
     def chat(self, messages: list[Json], **options: Any) -> Json:
         """A whole chat completion, as OpenAI's API has it.

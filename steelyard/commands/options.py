@@ -28,6 +28,9 @@ ReleaseName = Annotated[
 Local = Annotated[bool, typer.Option("--local", help="In the local cloud instead of AWS.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 BasesFile = Annotated[Path, typer.Option("--bases", help="File of the containers that images are built on.")]
+Bootstrap = Annotated[
+    bool, typer.Option("--bootstrap", help="Bootstrap the CDK where that is missing, without asking.")
+]
 AllowDirty = Annotated[bool, typer.Option("--allow-dirty", help="Also from changes that no commit has; it says so.")]
 AllowCritical = Annotated[
     bool, typer.Option("--allow-critical", help="Accept critical findings of our images' scan; the release says so.")

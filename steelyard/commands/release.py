@@ -16,7 +16,7 @@ from steelyard.aws.session import Aws
 from steelyard.cdk.program import Cdk
 from steelyard.commands import completion
 from steelyard.commands.app import App
-from steelyard.commands.options import AllowCritical, AllowDirty, BasesFile, EnvironmentName, Json
+from steelyard.commands.options import AllowCritical, AllowDirty, BasesFile, Bootstrap, EnvironmentName, Json
 from steelyard.deploy import deployment
 from steelyard.environments.files import DEFAULT, load_environment, promotion_targets
 from steelyard.models.storage import human_size
@@ -28,6 +28,7 @@ from steelyard.releases.manifest import FOLDER, SAMPLE, Release, load_release, r
 from steelyard.releases.plan import plan_for
 from steelyard.releases.source import read_checkout
 from steelyard.terminal import console
+from steelyard.terminal.bootstrap import agree_to_bootstrap
 from steelyard.terminal.building import build_with_log
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.hardware import Hardware
@@ -56,6 +57,7 @@ def build(
     ] = None,
     bases: BasesFile = FILE,
     allow_dirty: AllowDirty = False,
+    bootstrap: Bootstrap = False,
     allow_critical: AllowCritical = False,
     note: Annotated[str | None, typer.Option("--note", help="What a person should know about it.")] = None,
     to: Annotated[Path, typer.Option("--to", help="Folder that the manifest is written to.")] = FOLDER,
@@ -76,6 +78,8 @@ def build(
     checkout = read_checkout(allow_dirty=allow_dirty)
     aws = Aws(environment.region)
     if stacks:
+        if not bootstrap:
+            agree_to_bootstrap(aws)
         cdk = Cdk(environment=env, release=SAMPLE, bases=bases.resolve())
         bucket = deployment.prepare(aws, environment, cdk, console.step, note=console.note)
     else:

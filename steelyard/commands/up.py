@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from steelyard.commands.options import (
     AllowCritical,
     AllowDirty,
     BasesFile,
+    Bootstrap,
     EnvironmentName,
     Home,
     Local,
@@ -36,6 +36,7 @@ from steelyard.releases.manifest import FOLDER, SAMPLE, Release, load_release
 from steelyard.releases.plan import Plan, plan_for
 from steelyard.releases.source import read_checkout, read_source
 from steelyard.terminal import console, examples
+from steelyard.terminal.bootstrap import agree_to_bootstrap
 from steelyard.terminal.build_log import build_log
 from steelyard.terminal.building import build_with_log
 from steelyard.terminal.checks import show
@@ -64,9 +65,7 @@ def command(
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Look first whether quotas, zones and bootstrap allow it.")
     ] = True,
-    bootstrap: Annotated[
-        bool, typer.Option("--bootstrap", help="Bootstrap the CDK where that is missing, without asking.")
-    ] = False,
+    bootstrap: Bootstrap = False,
     ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask each endpoint an example at the end.")] = True,
 ) -> None:
     """Deploy an environment with the CDK, ask its endpoints an example each, and say where everything is.
@@ -95,8 +94,8 @@ def command(
         def look() -> None:
             if check:
                 _check(aws, environment, local=local)
-            if not local and not bootstrap:
-                _agree_to_bootstrap(aws)
+            if not bootstrap:
+                agree_to_bootstrap(aws)
 
         if plan is None:
             look()
@@ -137,26 +136,6 @@ def _check(aws: Aws, environment: Environment, *, local: bool) -> None:
     console.step("looking at the account")
     found = list(check_account(aws, environment, {} if local else known_prices(aws, environment)))
     show([each for each in found if not local or each.level is Level.FAILED])
-
-
-def _agree_to_bootstrap(aws: Aws) -> None:
-    """Ask before the CDK makes its roles in an account, one of which may do anything.
-
-    Raises:
-        CommandError: There is nobody to ask, or they do not agree.
-    """
-    if deployment.is_bootstrapped(aws):
-        return
-    agreed = sys.stdin.isatty() and typer.confirm(
-        f"The CDK is not bootstrapped in {aws.account()}, {aws.region}. It makes a bucket and roles there, one of "
-        "them with administrator rights. Go on?"
-    )
-    if not agreed:
-        raise CommandError(
-            f"the CDK is not bootstrapped in account {aws.account()}, region {aws.region}",
-            code=ExitCode.USAGE,
-            hint="Run this again with --bootstrap, or have it done as your account demands: npx cdk bootstrap",
-        )
 
 
 def _supplies(environment: Environment, cloud: CloudDetails | None) -> deployment.Supplies:

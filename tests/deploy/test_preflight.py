@@ -21,6 +21,7 @@ from steelyard.deploy.preflight import Demand, Quota
 from steelyard.deploy.prices import hosting_price, read_prices
 from steelyard.environments.files import load_environment, parse_environment
 from steelyard.environments.schema import Environment
+from steelyard.terminal.bootstrap import agree_to_bootstrap
 from steelyard_base.checks import Level
 from steelyard_base.exit_codes import CommandError
 from steelyard_localcloud.cloud import LocalCloud
@@ -217,3 +218,16 @@ def test_what_cannot_be_asked_is_said(account: LocalCloud) -> None:
         (found,) = preflight.quota_checks(Aws("us-east-1"), environment(a=CPU))
     assert found.level is Level.WARNING
     assert found.finding.startswith("cannot be asked: ")
+
+
+def test_nobody_is_bootstrapped_without_a_yes(account: LocalCloud, tmp_path: Path) -> None:
+    """The CDK's roles may do anything; up and release build made them without a question."""
+    with reached(account.environment()):
+        agree_to_bootstrap(Aws("us-east-1"))  # a local cloud's own account needs no question
+    with (
+        LocalCloud(tmp_path, account="111122223333") as other,
+        reached(other.environment()),
+        pytest.raises(CommandError, match="not bootstrapped in account 111122223333") as refused,
+    ):
+        agree_to_bootstrap(Aws("us-east-1"))
+    assert "--bootstrap" in (refused.value.hint or "")

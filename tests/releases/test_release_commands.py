@@ -82,7 +82,7 @@ def test_what_is_not_committed_is_refused_before_anything_is_deployed(
     assert done == []
 
 
-@pytest.mark.parametrize("words", [["release", "build"], ["up", "--no-check", "--bootstrap"]])
+@pytest.mark.parametrize("words", [["release", "build", "--bootstrap"], ["up", "--no-check", "--bootstrap"]])
 def test_a_commit_while_the_stacks_are_deployed_is_not_the_release_s(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
