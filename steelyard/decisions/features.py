@@ -101,8 +101,13 @@ class EngineReader:
             job = ScoreJob(prompts=tuple(map(self._prompt, states)), deadline=time.monotonic() + _DEADLINE_S)
             scores = self._engine.submit_score(job).result()
         except Problem as problem:
+            if len(states) > 1:
+                # One of them is to blame: it alone is named.
+                return [found for state in states for found in self._evaluate([state])]
             raise CommandError(
-                f"a case's state cannot be evaluated: {problem.message}", code=ExitCode.USAGE
+                f"the state that begins with {states[0][:60]!r} cannot be evaluated: {problem.message}",
+                code=ExitCode.USAGE,
+                hint="A longer context takes longer states: --context-tokens.",
             ) from problem
         self.evaluated_states += len(scores)
         self.evaluated_tokens += sum(score.tokens.evaluated for score in scores)

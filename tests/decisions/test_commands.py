@@ -196,3 +196,14 @@ def test_a_folder_of_another_name_and_a_second_new_are_refused(run, tmp_path):
     shutil.copytree(tmp_path / "decisions" / "parcel-status", tmp_path / "decisions" / "other")
     code, _, err = run("decision", "show", "other")
     assert (code, "Call the folder parcel-status" in err) == (ExitCode.USAGE, True)
+
+
+def test_the_state_that_is_too_long_is_named(run, model, tmp_path):
+    lines = made(run)
+    lines.insert(7, json.dumps({"state": "endless " * 2000, "label": "lost"}))
+    (tmp_path / "decisions" / "parcel-status" / "cases.jsonl").write_text("\n".join(lines) + "\n")
+    code, _, err = fit(run, model)
+    assert code == ExitCode.USAGE
+    assert "the state that begins with 'endless endless" in err
+    assert "256 are allowed" in " ".join(err.split())
+    assert "--context-tokens" in err
