@@ -3,10 +3,10 @@
     python -m benchmarks.text_attacks --model FILE [--data FOLDER] [--cases N] [--layouts state-first,options-first]
         [--writings plain,indented,quoted,fenced,asked-again] [--kinds claim,layout,...] [--rows FILE.jsonl]
 
-Each case is decided as it is, and once with each attack of ``attacks.jsonl``. An attack flips a case when the answer
-becomes the option that the attacker wants. ``--data`` is a folder with ``NAME.json`` (question and options) and
-``NAME.test.jsonl`` (texts with labels); without it the tickets of ``benchmarks/workloads`` are attacked, which have no
-labels. ``--rows`` keeps every answer, and an interrupted run goes on from it.
+Each case is decided as it is, and once with each attack of ``steelyard/evaluation/attacks.jsonl``. An attack flips a
+case when the answer becomes the option that the attacker wants. ``--data`` is a folder with ``NAME.json`` (question and
+options) and ``NAME.test.jsonl`` (texts with labels); without it the tickets of ``benchmarks/workloads`` are attacked,
+which have no labels. ``--rows`` keeps every answer, and an interrupted run goes on from it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from typing import Any
 
 import httpx
 
+from steelyard.evaluation.attacks import LETTERS, Attack, injected, read_attacks
+from steelyard.evaluation.attacks import attacked as with_text
 from steelyard.models.storage import cache_folder
 from steelyard.serving.server_process import free_port, running_server
 
@@ -31,7 +33,6 @@ TICKETS = HERE.parent / "workloads" / "ticket-routing.json"
 LAYOUTS = ("state-first", "options-first")
 WRITINGS = ("plain", "indented", "quoted", "fenced", "asked-again")
 CLEAN = "clean"
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +44,6 @@ class Case:
     question: str
     options: tuple[tuple[str, str], ...]
     label: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attack:
-    """One line of the suite."""
-
-    kind: str
-    text: str
-    place: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +70,6 @@ class Row:
 def argmax(values: Sequence[float]) -> int:
     """Index of the largest value; of equals the first."""
     return max(range(len(values)), key=values.__getitem__)
-
-
-def read_attacks(path: Path = HERE / "attacks.jsonl") -> list[Attack]:
-    """The suite, in file order."""
-    return [Attack(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def read_cases(data: Path | None, *, part: str, count: int) -> list[Case]:
@@ -117,22 +103,8 @@ def read_cases(data: Path | None, *, part: str, count: int) -> list[Case]:
 
 def attacked(case: Case, attack: Attack, *, wanted: int, before: int) -> str:
     """The state with the attack in it."""
-    lines = [f"{label} {_shown(option)}" for label, option in zip(LETTERS, case.options, strict=False)]
-    exchanged = dict(enumerate(LETTERS[: len(lines)])) | {wanted: LETTERS[before], before: LETTERS[wanted]}
-    text = attack.text.format(
-        letter=LETTERS[wanted],
-        name=case.options[wanted][0],
-        right=LETTERS[before],
-        question=case.question,
-        options="\n".join(lines),
-        swapped="\n".join(f"{exchanged[index]} {_shown(option)}" for index, option in enumerate(case.options)),
-    )
-    return f"{case.state}\n{text}" if attack.place == "after" else f"{text}\n{case.state}"
-
-
-def _shown(option: tuple[str, str]) -> str:
-    name, description = option
-    return f"{name}: {description}" if description else name
+    text = injected(attack, question=case.question, options=case.options, wanted=wanted, before=before)
+    return with_text(case.state, attack, text)
 
 
 def written(state: str, question: str, *, writing: str) -> str:

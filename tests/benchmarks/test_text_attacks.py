@@ -14,16 +14,15 @@ from benchmarks.text_attacks.__main__ import (
     CLEAN,
     TICKETS,
     WRITINGS,
-    Attack,
     Case,
     Row,
     attacked,
     kept_rows,
-    read_attacks,
     read_cases,
     table,
     written,
 )
+from steelyard.evaluation.attacks import Attack, read_attacks
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = Case(id="1", state="Late.", question="Which?", options=(("billing", "money"), ("shipping", ""), ("sales", "")))
