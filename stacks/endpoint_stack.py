@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import aws_cdk as cdk
 from aws_cdk import aws_cloudwatch as cloudwatch
-from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns
 
 from stacks.environment_stack import TAG_ENDPOINT, TAG_RELEASE, EnvironmentStack
-from steelyard.environments.schema import Environment, ExistingNetwork
+from stacks.network_stack import NetworkStack
+from steelyard.environments.schema import Environment
 from steelyard.releases.compatibility import image_of
 from steelyard.releases.manifest import Release
 from steelyard_constructs.caller_role import CallerRole
@@ -23,7 +23,6 @@ from steelyard_constructs.endpoint import VARIANT_NAME, EndpointProps
 from steelyard_constructs.endpoint_alarms import EndpointAlarms
 from steelyard_constructs.endpoint_metrics import EndpointMetrics
 from steelyard_constructs.endpoint_scaling import EndpointScaling
-from steelyard_constructs.isolated_network import IsolatedNetwork
 from steelyard_constructs.release_gate import GatedModel, ReleaseGate
 from steelyard_constructs.rollback_alarms import RollbackAlarms
 from steelyard_constructs.thresholds import Thresholds
@@ -37,13 +36,13 @@ class Shared:
         bucket_name: Bucket of model artifacts.
         encryption_key: The environment's key; None where AWS's own keys are used.
         topic: Topic of all alarms.
-        network: The network that was made for the endpoints; None where there is another, or none.
+        network: The network of the endpoints; None where they are in none.
     """
 
     bucket_name: str
     encryption_key: kms.IKey | None
     topic: sns.ITopic
-    network: IsolatedNetwork | None
+    network: NetworkStack | None
 
 
 class EndpointStack(EnvironmentStack):
@@ -123,12 +122,13 @@ class EndpointStack(EnvironmentStack):
 
     def _props(self, endpoint_name: str, release: Release, shared: Shared) -> EndpointProps:
         declared = self._declared
-        vpc, subnets = self._place(shared.network)
+        network = shared.network
         return EndpointProps(
             endpoint_name=endpoint_name,
             image=image_of(self.settings, declared, release),
-            vpc=vpc,
-            subnets=subnets,
+            vpc=network.vpc if network else None,
+            subnets=network.subnets if network else None,
+            security_group=network.security_group if network else None,
             encryption_key=shared.encryption_key,
             log_retention=self.log_retention,
             removal_policy=self.removal_policy,
@@ -151,22 +151,6 @@ class EndpointStack(EnvironmentStack):
             return ChatEndpoint(self, "Endpoint", model=artifact, props=props, flags=ChatFlags(alias=model.name))
         named = {"STEELYARD_MODEL_ID": model.name, **declared.environment}
         return DecisionEndpoint(self, "Endpoint", model=artifact, props=replace(props, environment=named))
-
-    def _place(self, made: IsolatedNetwork | None) -> tuple[ec2.IVpc | None, ec2.SubnetSelection | None]:
-        if made is not None:
-            return made.vpc, made.subnets
-        match self.settings.network:
-            case ExistingNetwork(vpc_id=vpc_id, subnets=subnets):
-                zones, identifiers = list(subnets), list(subnets.values())
-                vpc = ec2.Vpc.from_vpc_attributes(
-                    self, "Vpc", vpc_id=vpc_id, availability_zones=zones, isolated_subnet_ids=identifiers
-                )
-                cdk.Annotations.of(vpc).acknowledge_warning(
-                    "@aws-cdk/aws-ec2:noSubnetRouteTableId", "Nothing here changes routes."
-                )
-                return vpc, ec2.SubnetSelection(subnet_type=ec2.SubnetType.PRIVATE_ISOLATED)
-            case _:
-                return None, None
 
     def _scale(self) -> None:
         if (scaling := self._declared.scaling) is None:

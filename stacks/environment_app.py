@@ -13,7 +13,7 @@ from stacks.build_stack import BuildStack
 from stacks.endpoint_stack import EndpointStack, Shared
 from stacks.network_stack import NetworkStack
 from stacks.observability_stack import ObservabilityStack
-from steelyard.environments.schema import CreatedNetwork, Environment
+from steelyard.environments.schema import Environment, NoNetwork
 from steelyard.releases.bases import Bases, load_bases
 from steelyard.releases.compatibility import check_release
 from steelyard.releases.manifest import Release
@@ -45,8 +45,8 @@ def add_environment(app: cdk.App, environment: Environment, release: Release, ba
     key = artifacts.encryption_key
     observability = ObservabilityStack(app, environment, encryption_key=key)
     network = None
-    if isinstance(environment.network, CreatedNetwork):
-        network = NetworkStack(app, environment, network=environment.network, encryption_key=key).network
+    if not isinstance(environment.network, NoNetwork):
+        network = NetworkStack(app, environment, network=environment.network, encryption_key=key)
     build = BuildStack(
         app,
         environment,

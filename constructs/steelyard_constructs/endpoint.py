@@ -52,6 +52,8 @@ class EndpointProps(DeclaredEndpoint):
         image: The container, by digest.
         vpc: VPC of the containers; none unless set.
         subnets: Which subnets of it; the private ones unless set.
+        security_group: Security group of the containers, needed with ``vpc``, of a stack that outlives the endpoint's;
+            see :class:`~steelyard_constructs.endpoint_security_group.EndpointSecurityGroup`.
         encryption_key: Key of the model's bucket, the logs and the instances' volumes; keys of AWS unless set.
             Instances with disks of their own encrypt these in hardware.
         network_isolation: Whether the container is without any network.
@@ -68,6 +70,7 @@ class EndpointProps(DeclaredEndpoint):
     image: ImageReference
     vpc: ec2.IVpc | None = None
     subnets: ec2.SubnetSelection | None = None
+    security_group: ec2.ISecurityGroup | None = None
     encryption_key: kms.IKey | None = None
     network_isolation: bool = True
     provision_timeout_s: int = 1200
@@ -94,7 +97,6 @@ class Endpoint(Construct):
         variant_name: ``primary``.
         role: The execution role.
         log_group: ``/aws/sagemaker/Endpoints/NAME``.
-        security_group: Security group of the containers, or None outside a VPC.
         instance_types: Its instance types, first choice first.
     """
 
@@ -131,7 +133,8 @@ class Endpoint(Construct):
         self.endpoint_name = props.endpoint_name
         self.variant_name = VARIANT_NAME
         self.log_group = self._make_log_group(props)
-        self.security_group, self._subnets = self._make_network(props.vpc, props.subnets)
+        self._security_group = props.security_group
+        self._subnets = self._chosen_subnets(props)
         execution = ExecutionRole(
             self,
             "ExecutionRole",
@@ -139,7 +142,7 @@ class Endpoint(Construct):
             log_group=self.log_group,
             model=source if isinstance(source, ModelArtifact) else None,
             subnets=self._subnets,
-            security_group=self.security_group,
+            security_group=self._security_group,
             encryption_key=props.encryption_key,
         )
         self.role = execution.role
@@ -210,23 +213,21 @@ class Endpoint(Construct):
             )
         return group
 
-    def _make_network(
-        self, vpc: ec2.IVpc | None, subnets: ec2.SubnetSelection | None
-    ) -> tuple[ec2.SecurityGroup | None, Sequence[ec2.ISubnet]]:
-        if vpc is None:
-            if subnets is not None:
-                raise Refused(f"endpoint {self.endpoint_name!r} has subnets but no vpc; set vpc too, or neither")
-            return None, ()
-        group = ec2.SecurityGroup(
-            self,
-            "SecurityGroup",
-            vpc=vpc,
-            description=f"Containers of endpoint {self.endpoint_name}: nothing in, HTTPS out.",
-            allow_all_outbound=False,
-        )
-        group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "The model and the image over HTTPS")
-        chosen = vpc.select_subnets(**_arguments(subnets)) if subnets else vpc.select_subnets()
-        return group, chosen.subnets
+    def _chosen_subnets(self, props: EndpointProps) -> Sequence[ec2.ISubnet]:
+        if props.vpc is None:
+            if props.subnets is not None or props.security_group is not None:
+                raise Refused(
+                    f"endpoint {self.endpoint_name!r} has subnets or a security_group but no vpc; set vpc too, or "
+                    "none of them"
+                )
+            return ()
+        if props.security_group is None:
+            raise Refused(
+                f"endpoint {self.endpoint_name!r} has a vpc but no security_group; take an EndpointSecurityGroup of "
+                "another stack: in the endpoint's own, CloudFormation would fail to delete it"
+            )
+        chosen = props.vpc.select_subnets(**_arguments(props.subnets)) if props.subnets else props.vpc.select_subnets()
+        return chosen.subnets
 
     def _make_model(
         self, props: EndpointProps, source: ModelArtifact | HubModel, environment: Mapping[str, str]
@@ -242,10 +243,10 @@ class Endpoint(Construct):
                 model_data_source=_data_source(source),
             ),
             vpc_config=sagemaker.CfnModel.VpcConfigProperty(
-                security_group_ids=[self.security_group.security_group_id],
+                security_group_ids=[self._security_group.security_group_id],
                 subnets=[subnet.subnet_id for subnet in self._subnets],
             )
-            if self.security_group
+            if self._security_group
             else None,
         )
 

@@ -33,7 +33,6 @@ class IsolatedNetwork(Construct):
 
     Attributes:
         vpc: The VPC.
-        subnets: Its isolated subnets.
         log_group: The log of its flows.
     """
 
@@ -80,7 +79,6 @@ class IsolatedNetwork(Construct):
                 "S3": ec2.GatewayVpcEndpointOptions(service=ec2.GatewayVpcEndpointAwsService.S3),
             },
         )
-        self.subnets = ec2.SubnetSelection(subnet_type=ec2.SubnetType.PRIVATE_ISOLATED)
         self.log_group = logs.LogGroup(
             self, "Flows", retention=log_retention, removal_policy=removal_policy, encryption_key=encryption_key
         )

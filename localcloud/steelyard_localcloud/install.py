@@ -32,6 +32,7 @@ from steelyard_localcloud.registry.access import Access
 from steelyard_localcloud.registry.blobs import Blobs
 from steelyard_localcloud.registry.images import Images
 from steelyard_localcloud.registry.server import Registry
+from steelyard_localcloud.sagemaker import interfaces
 from steelyard_localcloud.sagemaker.control import SageMaker
 from steelyard_localcloud.sagemaker.invoke import Runtime
 from steelyard_localcloud.wire import Parameters, Response
@@ -84,6 +85,7 @@ def install(*, cloud: CloudDetails, options: Options, inherited: Mapping[str, st
     )
     alarm_resources.extend()
     bucket_resources.extend()
+    interfaces.extend()
     s3_encryption.extend()
     iam.extend()
     function_roles.extend()

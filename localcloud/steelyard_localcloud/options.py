@@ -29,6 +29,8 @@ class Options:
         longest_wait_s: Cap on the waits of a deployment policy (canary, linear steps, termination), in seconds. AWS
             waits as long as the policy says; minutes of it would only slow a local deploy down.
         longest_startup_s: Cap on ``ContainerStartupHealthCheckTimeoutInSeconds``, in seconds.
+        interfaces_linger_s: Time for which the network interfaces of an endpoint in a VPC outlive it, in seconds. On
+            AWS these are minutes.
         published_accounts: Accounts of AWS whose container registries exist here too, empty until something is
             published to them.
         quotas: Instances of a type that the endpoints of an account may have, where that is not a new account's number:
@@ -47,6 +49,7 @@ class Options:
     stream_timeout_s: float = 480.0
     longest_wait_s: float = 2.0
     longest_startup_s: float = 3600.0
+    interfaces_linger_s: float = 3.0
     published_accounts: list[str] = field(default_factory=lambda: [PUBLISHED_ACCOUNT])
     quotas: dict[str, int] = field(default_factory=dict)
     types_without_capacity: list[str] = field(default_factory=list)

@@ -76,16 +76,13 @@ class Cdk:
         options = ("--require-approval", "never", "--concurrency", str(CONCURRENCY))
         self._run("deploy", *(stacks or ("--all",)), *options, *self._synthesized)
 
-    def destroy(self, *, ask: bool) -> None:
-        """Destroy all stacks.
-
-        Args:
-            ask: Whether the CDK asks the person at the terminal first.
+    def destroy(self, *stacks: str) -> None:
+        """Destroy ``stacks`` and what depends on them, without a question; all without any.
 
         Raises:
             CommandError: A stack could not be destroyed; CloudFormation's reason stands above.
         """
-        self._run("destroy", "--all", *(() if ask else ("--force",)), *self._synthesized)
+        self._run("destroy", *(stacks or ("--all",)), "--force", *self._synthesized)
 
     @property
     def _synthesized(self) -> tuple[str, ...]:

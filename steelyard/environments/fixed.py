@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from steelyard.environments.schema import CreatedNetwork, Environment, ExistingKey
+from steelyard.environments.schema import Environment, ExistingKey, ExistingNetwork, NoNetwork
 
 OUTPUT = "FixedAtCreation"
 """The output of a stack that tells them, as JSON."""
@@ -15,6 +15,8 @@ REASONS: Mapping[str, str] = {
     "encryption": "ECR keeps a repository's encryption, and other stacks import the key",
     "images.repository": "ECR renames no repository, and releases name it",
     "network.cidr": "a subnet keeps its addresses, and the endpoints' stacks import the subnets",
+    "network.kind": "a security group keeps its VPC, and the endpoints' stacks import it",
+    "network.vpc_id": "a security group keeps its VPC, and the endpoints' stacks import it",
     "network.zones": "a subnet keeps its zone and addresses, and the endpoints' stacks import the subnets",
 }
 
@@ -26,8 +28,15 @@ def fixed_values(environment: Environment) -> dict[str, dict[str, str]]:
     found = {"Artifacts": {"artifacts.bucket_name": environment.artifacts.bucket_name or "", "encryption": key}}
     if environment.images.account is None:
         found["Build"] = {"images.repository": environment.repository_name, "encryption": key}
-    if isinstance(environment.network, CreatedNetwork):
-        found["Network"] = {"network.cidr": environment.network.cidr, "network.zones": str(environment.network.zones)}
+    network = environment.network
+    if isinstance(network, ExistingNetwork):
+        found["Network"] = {"network.kind": network.kind, "network.vpc_id": network.vpc_id}
+    elif not isinstance(network, NoNetwork):
+        found["Network"] = {
+            "network.kind": network.kind,
+            "network.cidr": network.cidr,
+            "network.zones": str(network.zones),
+        }
     return found
 
 

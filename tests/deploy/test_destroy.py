@@ -45,8 +45,9 @@ def test_destroyed_environment_leaves_nothing(furnished: World) -> None:
     standing = world.everything()
     refused = world.steelyard("down", stdin="n\n")
     assert refused.returncode == 1
-    assert f"Delete {REMOVED}, which environments/dev.toml no longer has?" in refused.stderr
-    assert f"nothing was destroyed: {REMOVED} must go before the rest" in refused.stderr
+    assert "Destroy dev in account 000000000000, us-east-1: Steelyard-dev-Artifacts, " in refused.stderr
+    assert REMOVED in refused.stderr
+    assert "nothing was destroyed" in refused.stderr
     assert world.everything() == standing
     world.stands = False
     done = world.steelyard("down", "--yes")

@@ -18,6 +18,7 @@ from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 from steelyard_constructs.decision_endpoint import DecisionEndpoint
 from steelyard_constructs.declared_endpoint import Canary, Rolling, Scaling
 from steelyard_constructs.endpoint import EndpointProps
+from steelyard_constructs.endpoint_security_group import EndpointSecurityGroup
 from steelyard_constructs.hardware import Architecture, Hardware, PooledInstance
 from steelyard_constructs.images import ImageReference
 from steelyard_constructs.model_artifact import ModelArtifact
@@ -104,6 +105,7 @@ def test_no_finding_with_a_vpc_a_key_alarms_and_a_canary(nag_findings, lint_find
     endpoint(
         stack,
         vpc=vpc,
+        security_group=EndpointSecurityGroup(stack, "Endpoints", vpc=vpc).group,
         encryption_key=key,
         rollback_alarms=lambda _: [alarm(stack)],
         canary=Canary(percent=25, wait_s=120),
@@ -385,8 +387,11 @@ def test_the_model_waits_for_every_policy_of_its_role():
 def test_in_a_vpc_the_role_makes_interfaces_in_its_subnets_and_the_group_lets_nothing_in():
     stack = new_stack()
     vpc = ec2.Vpc(stack, "Vpc", max_azs=2, nat_gateways=0, subnet_configuration=[ISOLATED])
-    made_endpoint = endpoint(
-        stack, vpc=vpc, subnets=ec2.SubnetSelection(subnet_type=ec2.SubnetType.PRIVATE_ISOLATED, one_per_az=True)
+    endpoint(
+        stack,
+        vpc=vpc,
+        subnets=ec2.SubnetSelection(subnet_type=ec2.SubnetType.PRIVATE_ISOLATED, one_per_az=True),
+        security_group=EndpointSecurityGroup(stack, "Endpoints", vpc=vpc).group,
     )
     made = Template.from_stack(stack)
     subnets = sorted(made.find_resources("AWS::EC2::Subnet"))
@@ -421,7 +426,13 @@ def test_in_a_vpc_the_role_makes_interfaces_in_its_subnets_and_the_group_lets_no
     }
     limited_to = statement(made, "UseInterfaces")["Condition"]["ArnEquals"]["ec2:Subnet"]
     assert [flat(arn) for arn in limited_to] == [f"{ec2_arn}:subnet/<{subnet}>" for subnet in subnets]
-    assert made_endpoint.security_group is not None
+
+
+def test_a_security_group_must_be_given_because_the_endpoints_own_stack_could_not_delete_it():
+    stack = new_stack()
+    vpc = ec2.Vpc(stack, "Vpc", max_azs=2, nat_gateways=0, subnet_configuration=[ISOLATED])
+    with pytest.raises(Refused, match="has a vpc but no security_group; take an EndpointSecurityGroup of another"):
+        endpoint(stack, vpc=vpc, subnets=ec2.SubnetSelection(subnet_type=ec2.SubnetType.PRIVATE_ISOLATED))
 
 
 ISOLATED = ec2.SubnetConfiguration(name="isolated", subnet_type=ec2.SubnetType.PRIVATE_ISOLATED, cidr_mask=24)
@@ -657,7 +668,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"image": ImageReference("steelyard", DIGEST, region="us-east-1")},
         ["'steelyard' is in us-east-1, but the endpoint is in eu-west-1", "copy the image there"],
     ),
-    "subnets of no vpc": ({"subnets": ec2.SubnetSelection()}, ["has subnets but no vpc", "set vpc too, or neither"]),
+    "subnets of no vpc": ({"subnets": ec2.SubnetSelection()}, ["but no vpc", "set vpc too, or none of them"]),
     "a provisioning timeout that is too short": (
         {"provision_timeout_s": 299},
         ["provision_timeout_s is 299 s", "300 to 3600"],

@@ -211,7 +211,7 @@ OUTPUTS = {
     },
     "staging": {
         "Artifacts": {"BucketName", "FixedAtCreation"},
-        "Network": {"FixedAtCreation"},
+        "Network": {"FixedAtCreation", "SecurityGroupId"},
         "Build": {
             "FixedAtCreation",
             "RepositoryUri",
@@ -227,7 +227,7 @@ OUTPUTS = {
     },
     "prod": {
         "Artifacts": {"BucketName", "FixedAtCreation"},
-        "Network": {"FixedAtCreation"},
+        "Network": {"FixedAtCreation", "SecurityGroupId"},
         "Build": MODEL_PROJECTS,
         "Observability": {"AlarmTopicArn", "DashboardName"},
         "Endpoint-decision-cpu": ENDPOINT_OUTPUTS,
@@ -514,21 +514,36 @@ def test_a_created_network_has_no_way_out() -> None:
     assert len(model["VpcConfig"]["Subnets"]) == 2
 
 
+def test_the_security_group_of_endpoints_outlives_them() -> None:
+    templates = our_templates("staging")
+    # SageMaker's interfaces are in it for minutes after an endpoint is gone.
+    assert [part for part, template in templates.items() if of_type(template, "AWS::EC2::SecurityGroup")] == ["Network"]
+    group = templates["Network"]["Outputs"]["SecurityGroupId"]["Value"]
+    exported = {text(each["Value"]): each["Export"]["Name"] for each in outputs_with_export(templates["Network"])}
+    model = only(templates["Endpoint-chat"], "AWS::SageMaker::Model")
+    assert model["VpcConfig"]["SecurityGroupIds"] == [{"Fn::ImportValue": exported[text(group)]}]
+
+
+def outputs_with_export(template: dict[str, Any]) -> list[dict[str, Any]]:
+    return [each for each in template["Outputs"].values() if "Export" in each]
+
+
 def test_an_existing_network_is_named_not_looked_up() -> None:
     subnets = {"us-east-1a": "subnet-0123456789abcdef0", "us-east-1b": "subnet-0123456789abcdef1"}
     network = {"kind": "existing", "vpc_id": "vpc-0123456789abcdef0", "subnets": subnets}
     app = app_of(environment(network=network))
-    template = templates_of(app)["Endpoint-decision"]
-    assert only(template, "AWS::SageMaker::Model")["VpcConfig"]["Subnets"] == list(subnets.values())
-    assert only(template, "AWS::EC2::SecurityGroup")["VpcId"] == "vpc-0123456789abcdef0"
-    assert "Network" not in templates_of(app)
+    templates = templates_of(app)
+    model = only(templates["Endpoint-decision"], "AWS::SageMaker::Model")
+    assert model["VpcConfig"]["Subnets"] == list(subnets.values())
+    assert only(templates["Network"], "AWS::EC2::SecurityGroup")["VpcId"] == "vpc-0123456789abcdef0"
+    assert not of_type(templates["Network"], "AWS::EC2::VPC")
     assert "missing" not in manifest_of(app)
 
 
 def test_without_a_network_there_is_none() -> None:
-    template = our_templates("dev")["Endpoint-decision"]
-    assert "VpcConfig" not in only(template, "AWS::SageMaker::Model")
-    assert not of_type(template, "AWS::EC2::SecurityGroup")
+    templates = our_templates("dev")
+    assert "VpcConfig" not in only(templates["Endpoint-decision"], "AWS::SageMaker::Model")
+    assert "Network" not in templates
 
 
 def test_a_created_key_encrypts_everything() -> None:

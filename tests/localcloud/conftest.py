@@ -68,6 +68,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def furnished(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Furnished]:
     home = tmp_path_factory.mktemp("cloud")
     options = {"invocation_timeout_s": 2.0, "stream_timeout_s": 4.0, "longest_wait_s": 1.5, "longest_startup_s": 20.0}
+    options["interfaces_linger_s"] = 1.0
     quotas = {"ml.g5.xlarge": 2, "ml.g6.xlarge": 2, "ml.g6e.xlarge": 2, "ml.m5.large": 1}
     with LocalCloud(
         home, environment=ONE_THREAD, quotas=quotas, types_without_capacity=["ml.g5.xlarge"], **options

@@ -65,6 +65,7 @@ def endpoint_template(
     variant: dict[str, Any] | None = None,
     endpoint: dict[str, Any] | None = None,
     data: dict[str, Any] | None = None,
+    network: dict[str, Any] | None = None,
     more: dict[str, Any] | None = None,
 ) -> str:
     """A stack of a role, a model, a configuration and an endpoint, none of them named but the endpoint.
@@ -79,6 +80,7 @@ def endpoint_template(
         variant: Members of the production variant, over the defaults.
         endpoint: Further properties of the endpoint.
         data: Model data in place of the prefix.
+        network: The model's ``VpcConfig``.
         more: Further resources.
     """
     source = data or {
@@ -107,6 +109,7 @@ def endpoint_template(
                 "ExecutionRoleArn": {"Fn::GetAtt": ["Role", "Arn"]},
                 "EnableNetworkIsolation": True,
                 "PrimaryContainer": {"Image": image, "Environment": environment or {}, **source},
+                **({"VpcConfig": network} if network else {}),
             },
         },
         "Config": {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import botocore.exceptions
 import pytest
 from endpoint_template import delete, deploy, execution_policy, reasons, template, trust
 
-from conftest import Furnished
+from conftest import Furnished, wait_until
 
 CONFIGURED = {
     "VersioningConfiguration": {"Status": "Enabled"},
@@ -216,3 +216,32 @@ def test_life_of_an_endpoint_with_boto3_alone(furnished: Furnished, name: str) -
         sagemaker.delete_model(ModelName=f"{name}-{version}")
     with pytest.raises(botocore.exceptions.ClientError, match="Could not find model"):
         sagemaker.describe_model(ModelName=f"{name}-1")
+
+
+def test_a_security_group_and_subnets_in_use_are_not_deleted(
+    furnished: Furnished, stack: Callable[..., str], name: str
+) -> None:
+    """SageMaker's interfaces outlive their endpoint, and CloudFormation does not wait for that."""
+    network = {"VpcId": {"Ref": "Vpc"}}
+    resources = {
+        "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.9.0.0/16"}},
+        "Subnet": {"Type": "AWS::EC2::Subnet", "Properties": {**network, "CidrBlock": "10.9.1.0/24"}},
+        "Group": {"Type": "AWS::EC2::SecurityGroup", "Properties": {**network, "GroupDescription": "endpoints"}},
+    }
+    where = {"SecurityGroupIds": [{"Fn::GetAtt": ["Group", "GroupId"]}], "Subnets": [{"Ref": "Subnet"}]}
+    assert stack(network=where, more=resources) == "CREATE_COMPLETE"
+    found = furnished.cloudformation.describe_stack_resources(StackName=name)["StackResources"]
+    ids = {each["LogicalResourceId"]: each["PhysicalResourceId"] for each in found}
+    ec2 = furnished.cloud.client("ec2")
+    mine = [{"Name": "group-id", "Values": [ids["Group"]]}]
+    (interface,) = ec2.describe_network_interfaces(Filters=mine)["NetworkInterfaces"]
+    assert (interface["SubnetId"], interface["Status"]) == (ids["Subnet"], "in-use")
+    with pytest.raises(botocore.exceptions.ClientError, match="has a dependent object"):
+        ec2.delete_security_group(GroupId=ids["Group"])
+    with pytest.raises(botocore.exceptions.ClientError, match="has dependencies and cannot be deleted"):
+        ec2.delete_subnet(SubnetId=ids["Subnet"])
+    with pytest.raises(botocore.exceptions.ClientError, match="does not emulate status"):
+        ec2.describe_network_interfaces(Filters=[{"Name": "status", "Values": ["in-use"]}])
+    assert delete(furnished.cloudformation, name) == "DELETE_FAILED"
+    assert f"resource {ids['Group']} has a dependent object" in reasons(furnished.cloudformation, name)
+    wait_until(lambda: not ec2.describe_network_interfaces(Filters=mine)["NetworkInterfaces"])

@@ -21,7 +21,7 @@ from steelyard_localcloud.details import CloudDetails
 from steelyard_localcloud.errors import ServiceError
 from steelyard_localcloud.options import Options
 from steelyard_localcloud.ports import free_port
-from steelyard_localcloud.sagemaker import container, images, metrics, model_data, podman, stand_in, usage
+from steelyard_localcloud.sagemaker import container, images, interfaces, metrics, model_data, podman, stand_in, usage
 from steelyard_localcloud.sagemaker.launch import Launch
 from steelyard_localcloud.sagemaker.logs import EndpointLog
 from steelyard_localcloud.sagemaker.models import container_of, role_of
@@ -61,6 +61,8 @@ class Fleet:
         self.variant: Parameters = config["ProductionVariants"][0]
         self._container = container_of(model)
         self._isolated: bool = model.get("EnableNetworkIsolation", False)
+        self._network: Parameters | None = model.get("VpcConfig")
+        self._interfaces: tuple[str, ...] = ()
         self._role = role_of(model)
         self._image = images.parse_image(self._container["Image"])
         self._cloud = cloud
@@ -151,6 +153,7 @@ class Fleet:
         )
         try:
             self._check_capacity()
+            self._interfaces = interfaces.make(self.endpoint, self._network)
             self._pull()
             self._check_processor()
             self._download()
@@ -195,6 +198,7 @@ class Fleet:
             self._retired.set()
             if self._process is not None:
                 self._process.stop()
+        interfaces.release(self._interfaces, after_s=self._options.interfaces_linger_s)
         self._log.close()
         _remove(self._folder)
         with contextlib.suppress(OSError):
