@@ -53,16 +53,21 @@ from steelyard.models.catalogue import (
 )
 from steelyard.models.manifest import ModelManifest
 from steelyard.models.storage import human_size
+from steelyard.releases.manifest import FOLDER as RELEASES
 from steelyard.releases.manifest import (
+    SAMPLE,
     ImageBuildFacts,
     Part,
     Release,
+    ReleasedDecision,
     ReleasedFile,
+    ReleasedHead,
     ReleasedImage,
     ReleasedModel,
     ReleaseSource,
     Sbom,
 )
+from steelyard.releases.packing import pack
 from steelyard_base.exit_codes import MEANING
 from steelyard_base.strict import fields_of
 from steelyard_constructs.declared_endpoint import Canary, Scaling, Schedule
@@ -353,7 +358,9 @@ def releases_page() -> str:
         "images.KIND.HARDWARE": ReleasedImage,
         "images.decision.HARDWARE.build": ImageBuildFacts,
         "images.decision.HARDWARE.build.sbom": Sbom,
-        "prompts, decision_contracts, calibrations, evaluation_reports, one of them": Part,
+        "decision_contracts, one of them": ReleasedDecision,
+        "decision_contracts.head": ReleasedHead,
+        "prompts, calibrations, evaluation_reports, one of them": Part,
     }
     intro = "\n".join(
         [
@@ -370,6 +377,14 @@ def release_schema() -> str:
     """The JSON Schema of a release manifest."""
     schema = Release.model_json_schema()
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
+
+
+def sample_release() -> str:
+    """The sample release, with the registered decisions of this checkout that it names."""
+    data = json.loads((RELEASES / f"{SAMPLE}.json").read_text(encoding="utf-8"))
+    names = [each["name"] for each in data["decision_contracts"]]
+    data["decision_contracts"] = [each.released.model_dump(mode="json") for each in pack(names)]
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
 def _model_tables(tables: Mapping[str, type]) -> str:
@@ -428,6 +443,7 @@ PAGES = {
     "environments.md": environments_page,
     "releases.md": releases_page,
     "release.schema.json": release_schema,
+    "../../releases/sample.json": sample_release,
 }
 
 

@@ -16,6 +16,7 @@ from stacks.network_stack import NetworkStack
 from steelyard.environments.schema import Environment
 from steelyard.releases.compatibility import image_of
 from steelyard.releases.manifest import Release
+from steelyard.releases.served import served_by
 from steelyard_constructs.caller_role import CallerRole
 from steelyard_constructs.chat_endpoint import ChatEndpoint, ChatFlags
 from steelyard_constructs.decision_endpoint import DecisionEndpoint
@@ -100,12 +101,12 @@ class EndpointStack(EnvironmentStack):
         image = image_of(self.settings, declared, release)
         model = None
         if declared.hub is None:
-            released = release.model(declared.role)
+            served = served_by(release, declared)
             model = GatedModel(
                 bucket=shared.bucket_name,
-                prefix=released.key,
-                manifest_sha256=released.manifest_sha256,
-                objects=released.objects(),
+                prefix=served.key,
+                manifest_sha256=served.model.manifest_sha256,
+                objects=served.objects(),
             )
         gate = ReleaseGate(
             self,
@@ -145,11 +146,11 @@ class EndpointStack(EnvironmentStack):
         declared = self._declared
         if (hub := declared.hub) is not None:
             return ChatEndpoint(self, "Endpoint", model=hub, props=props)
-        model = release.model(declared.role)
-        artifact = model.artifact(bucket=shared.bucket_name)
+        served = served_by(release, declared)
+        artifact, name = served.artifact(bucket=shared.bucket_name), served.model.name
         if declared.kind == "chat":
-            return ChatEndpoint(self, "Endpoint", model=artifact, props=props, flags=ChatFlags(alias=model.name))
-        named = {"STEELYARD_MODEL_ID": model.name, **declared.environment}
+            return ChatEndpoint(self, "Endpoint", model=artifact, props=props, flags=ChatFlags(alias=name))
+        named = {"STEELYARD_MODEL_ID": name, **declared.environment, **served.variables}
         return DecisionEndpoint(self, "Endpoint", model=artifact, props=replace(props, environment=named))
 
     def _scale(self) -> None:

@@ -162,6 +162,11 @@ class Settings(BaseSettings):
         description="Folder of registered decisions, one folder each. Unset: a folder called decisions beside the "
         "model file, if there is one.",
     )
+    decisions_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        None,
+        description="Hash of the registered decisions that must be there, over their names, contracts and heads; the "
+        "server does not start with others. A release's endpoints set it. Unset: those that are there.",
+    )
     layout: Literal["state-first", "options-first"] = Field(
         "state-first",
         description="What comes first in the prompt of decisions that do not say. state-first decides better on "

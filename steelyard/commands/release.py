@@ -24,7 +24,7 @@ from steelyard.releases.assemble import Order
 from steelyard.releases.bases import FILE, load_bases
 from steelyard.releases.checks import Finding, State, findings
 from steelyard.releases.difference import Change, changes
-from steelyard.releases.manifest import FOLDER, SAMPLE, Release, load_release, release_names
+from steelyard.releases.manifest import FOLDER, SAMPLE, Release, ReleasedDecision, load_release, release_names
 from steelyard.releases.plan import plan_for
 from steelyard.releases.source import read_checkout
 from steelyard.terminal import console
@@ -51,6 +51,9 @@ def build(
     local: Annotated[bool, typer.Option("--local", help="Run the builds on this machine, not in CodeBuild.")] = False,
     model: Annotated[list[str] | None, typer.Option("--model", help="ROLE=NAME: the model of a role.")] = None,
     image: Annotated[list[Hardware] | None, typer.Option("--image", help="Build for this hardware too.")] = None,
+    decision: Annotated[
+        list[str] | None, typer.Option("--decision", help="NAME@VERSION: a registered decision that it has too.")
+    ] = None,
     meant_for: Annotated[
         list[str] | None,
         typer.Option("--for", help="Also for this environment; those of promotes_to in its file unless given."),
@@ -73,7 +76,8 @@ def build(
     """
     environment = load_environment(env)
     targets = [load_environment(each) for each in meant_for] if meant_for else promotion_targets(environment)
-    plan = plan_for(environment, targets=targets, models=dict(map(_role, model or ())), images=image or ())
+    models = dict(map(_role, model or ()))
+    plan = plan_for(environment, targets=targets, models=models, images=image or (), decisions=decision or ())
     # Before the stacks: a source that is refused must not have become that of the projects.
     checkout = read_checkout(allow_dirty=allow_dirty)
     aws = Aws(environment.region)
@@ -224,13 +228,21 @@ def print_contents(release: Release) -> None:
             accepted = "; critical findings accepted" if image.build and image.build.critical_accepted else ""
             said = f"{image.architecture.value}{cuda}, llama.cpp {image.llama_cpp}{made}{accepted}"
             rows.append((f"image {kind} {hardware.value}", _hashed(said, image.digest)))
-    for name in ("prompts", "decision_contracts", "calibrations", "evaluation_reports"):
+    rows.extend((f"decision {each.name}", _decision(each)) for each in release.decision_contracts)
+    for name in ("prompts", "calibrations", "evaluation_reports"):
         what = name.replace("_", " ")[:-1]
         rows.extend((f"{what} {part.name}", _hashed(part.version, part.sha256)) for part in getattr(release, name))
     if release.note:
         rows.append(("note", release.note))
     console.out.print(Text(f"release {release.id}", style="bold"), soft_wrap=True)
     console.rows(rows)
+
+
+def _decision(decision: ReleasedDecision) -> Text:
+    if (head := decision.head) is None:
+        return _hashed("letters", decision.contract_sha256)
+    fitted = f"head, fitted on {head.model_sha256[:12]} with llama.cpp {head.llama_cpp}"
+    return Text.assemble(_hashed(fitted, decision.contract_sha256), "\n", (head.sha256, "dim"))
 
 
 def _hashed(said: str, digest: str) -> Text:

@@ -12,6 +12,7 @@ from steelyard.deploy.endpoints import stacks_of
 from steelyard.environments.fixed import OUTPUT as FIXED
 from steelyard.environments.fixed import fixed_faults, fixed_values
 from steelyard.environments.schema import Environment
+from steelyard.releases.assemble import place_decisions
 from steelyard.releases.checks import (
     State,
     check_account,
@@ -114,6 +115,7 @@ def deploy(
     bucket = prepare(aws, environment, cdk, say, note=note)
     if supplies is not None:
         _provide(aws, environment, release, supplies, say, bucket=bucket)
+        place_decisions(aws, environment, release, bucket=bucket, say=say)
     say(f"looking for what release {release.id} names")
     found = findings(aws, environment, release, bucket=bucket, used_only=True)
     refuse(

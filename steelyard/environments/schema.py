@@ -34,6 +34,7 @@ from steelyard_constructs.model_artifact import HubModel
 from steelyard_constructs.numeric import LARGEST
 from steelyard_constructs.refusal import Refused
 from steelyard_constructs.thresholds import LATENCY_ALARM_MS
+from steelyard_runtime.decisions.content import FULL_NAME_PATTERN
 
 AccountId = Annotated[str, Field(pattern=r"^[0-9]{12}$")]
 RegionName = Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$")]
@@ -42,6 +43,9 @@ Seconds = Annotated[int, Field(ge=60, le=3600)]
 # The CDK takes no larger number.
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
+DECISIONS_VARIABLE = "STEELYARD_DECISIONS_SHA256"
+"""The variable by which an endpoint's server is told which registered decisions its release names."""
+DecisionName = Annotated[str, Field(pattern=FULL_NAME_PATTERN)]
 
 
 class NoNetwork(Strict):
@@ -211,6 +215,13 @@ class Endpoint(DeclaredEndpoint):
         Literal["chat", "decision"], Field(description="`chat`: the published container; `decision`: our server.")
     ]
     model: Annotated[Name | None, Field(description="Role of its model in the release; its kind unless set.")] = None
+    decisions: Annotated[
+        Listed[DecisionName] | None,
+        Field(
+            description="For decisions: the registered ones of the release that it serves, as NAME@VERSION; unless "
+            "set, those that belong to its model."
+        ),
+    ] = None
     hub: Annotated[HubModel | None, Field(description="For chat: a model from a hub instead of the release's.")] = None
     latency_alarm_ms: Annotated[
         Positive, Field(description="Alarm when one request in twenty takes longer in the container.")
@@ -349,6 +360,7 @@ def _own_checks(environment: Environment, endpoint: Endpoint) -> Iterator[Check]
     yield from endpoint_checks(endpoint, region=environment.region)
     yield lambda: check_gpu_layers(endpoint.gpu_layers, endpoint.hardware, needed=endpoint.kind == "decision")
     yield lambda: _check_model_source(environment, endpoint)
+    yield lambda: _check_decisions(endpoint)
     for fault in _variable_faults(endpoint):
         yield partial(_refuse, fault)
 
@@ -367,6 +379,14 @@ def _check_model_source(environment: Environment, endpoint: Endpoint) -> None:
         )
 
 
+def _check_decisions(endpoint: Endpoint) -> None:
+    names = endpoint.decisions or ()
+    if endpoint.decisions is not None and endpoint.kind != "decision":
+        raise Refused("decisions is set, but the published container for chat serves none; remove decisions")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise Refused(f"decisions names {twice[0]} twice; name it once")
+
+
 def _refuse(fault: str) -> NoReturn:
     raise Refused(fault)
 
@@ -379,6 +399,7 @@ def _variable_faults(endpoint: Endpoint) -> Iterator[str]:
         return
     try:
         own = decision_variables(gpu_layers=endpoint.gpu_layers, threads=endpoint.threads)
+        own |= {DECISIONS_VARIABLE: ""}
     except Refused:
         return  # The rules about these two say so.
     yield from variable_faults(own, given)

@@ -11,10 +11,20 @@ from typing import Any
 from steelyard.aws.cloudformation import find_stack
 from steelyard.aws.session import Aws
 from steelyard.environments.schema import Environment
+from steelyard.models.catalogue import find
 from steelyard.models.manifest import read_manifest
 from steelyard.releases.bases import Bases, base_for
-from steelyard.releases.checks import State, findings, image_manifest, own_registry, published_registry, recorded_size
+from steelyard.releases.checks import (
+    State,
+    findings,
+    image_manifest,
+    own_registry,
+    published_registry,
+    recorded_size,
+    served_faults,
+)
 from steelyard.releases.codebuild import FinishedBuild, WantedBuild, Watcher, run_builds
+from steelyard.releases.compatibility import check_release, llama_cpp_version
 from steelyard.releases.local import run_builds_here
 from steelyard.releases.manifest import (
     FOLDER,
@@ -29,7 +39,9 @@ from steelyard.releases.manifest import (
     sealed,
     write_release,
 )
+from steelyard.releases.packing import PackedDecision, pack, place
 from steelyard.releases.plan import Plan, fits, image_project, model_project
+from steelyard.releases.served import all_served
 from steelyard.releases.source import Checkout
 from steelyard.releases.tags import tag_images
 from steelyard_base.exit_codes import CommandError, ExitCode
@@ -101,6 +113,7 @@ def build_release(
             what it made is not there. Nothing is written then.
     """
     published = _published(aws, order)
+    _check_heads(order)
     wanted = _wanted(aws, order)
 
     def run(builds: Sequence[WantedBuild], again: frozenset[str] = frozenset()) -> dict[str, FinishedBuild]:
@@ -114,6 +127,8 @@ def build_release(
         finished |= run([each for each in wanted if each.label in gone], again=frozenset(gone))
     data = sealed(_content(aws, order, wanted, finished, published))
     release = parse_release(data, source="that was built")
+    check_release(order.environment, release)
+    place_decisions(aws, order.environment, release, order.plan.decisions, bucket=order.bucket, say=say)
     tag_images(aws, order.environment, release, tell=say)
     say("comparing with what is in S3 and ECR")
     faulty = [
@@ -126,6 +141,66 @@ def build_release(
             hint="Find out who changed it. Built parts are never overwritten; delete what is wrong and run this again.",
         )
     return write_release(data, folder=folder)
+
+
+def place_decisions(
+    aws: Aws,
+    environment: Environment,
+    release: Release,
+    decisions: Sequence[PackedDecision] | None = None,
+    *,
+    bucket: str,
+    say: Callable[[str], None],
+) -> None:
+    """Put the registered decisions of an environment's endpoints beside their models, where they are not yet.
+
+    Args:
+        aws: Where to.
+        environment: The environment; its models are in the bucket.
+        release: What its endpoints serve.
+        decisions: The decisions with their bytes; None reads those of this checkout.
+        bucket: The environment's bucket of artifacts.
+        say: Told each step.
+
+    Raises:
+        CommandError: A decision of this checkout is another one than the release's, or S3 refused.
+    """
+    for served in {each.key: each for each in all_served(environment, release).values()}.values():
+        if not served.decisions or not any(served_faults(aws, served, bucket=bucket)):
+            continue
+        names = [each.name for each in served.decisions]
+        say(f"{', '.join(names)} beside the model {served.model.name}")
+        place(aws, served, pack(names) if decisions is None else decisions, bucket=bucket)
+
+
+def _check_heads(order: Order) -> None:
+    """Refuse heads that belong to no model of the release, or to another build of llama.cpp, before anything is built.
+
+    Raises:
+        CommandError: With what each head was fitted for.
+    """
+    files = {name: find(name).file.sha256 for name in order.plan.models.values()}
+    for packed in order.plan.decisions:
+        if (head := packed.released.head) is None:
+            continue
+        if head.model_sha256 not in files.values():
+            had = ", ".join(f"{name} ({sha256})" for name, sha256 in files.items())
+            raise CommandError(
+                f"the head of {packed.released.name} was fitted on the model file {head.model_sha256}, and the release "
+                f"gets {had}",
+                code=ExitCode.USAGE,
+                hint="Fit it on a model of the release: steelyard decision fit --model. Or leave the decision out.",
+            )
+        for hardware in order.plan.images:
+            build = base_for(order.bases, hardware).llama_cpp
+            if (version := llama_cpp_version(build)) != head.llama_cpp:
+                raise CommandError(
+                    f"the head of {packed.released.name} was fitted with llama.cpp {head.llama_cpp}, and the image for "
+                    f"{hardware.value} gets {build}, which calls itself {version or 'something that abi.toml lacks'}",
+                    code=ExitCode.USAGE,
+                    hint="Fit it with that build of llama.cpp, or leave the decision out: a head reads numbers that "
+                    "another build gives differently.",
+                )
 
 
 def matching_release(plan: Plan, source: ReleaseSource, bases: Bases, *, folder: Path = FOLDER) -> Release | None:
@@ -252,7 +327,7 @@ def _content(
         "models": {role: models[name] for role, name in order.plan.models.items()},
         "images": {kind: given for kind, given in (("chat", chat), ("decision", decision)) if given},
         "prompts": prompt_versions(),
-        "decision_contracts": [],
+        "decision_contracts": [each.released.model_dump(mode="json") for each in order.plan.decisions],
         "calibrations": [],
         "evaluation_reports": [],
     }

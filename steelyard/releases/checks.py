@@ -19,6 +19,7 @@ from typing import Any
 from steelyard.aws.session import Aws, aws_errors, error_code
 from steelyard.environments.schema import Environment
 from steelyard.releases.manifest import Kind, Release, ReleasedImage, ReleasedModel
+from steelyard.releases.served import Served, all_served
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.hardware import Hardware
 from steelyard_constructs.images import RELEASE_TAG_PREFIX, publisher_account
@@ -106,6 +107,12 @@ def findings(
             looked.add((model.key, used))
             tell(f"model {model.name}")
             yield _finding(f"model {role} ({model.name})", used, model_faults(aws, model, bucket=bucket, deep=deep))
+    for name, served in all_served(environment, release).items():
+        if served.decisions:
+            tell(f"decisions of {name}")
+            names = ", ".join(each.name for each in served.decisions)
+            faults = served_faults(aws, served, bucket=bucket)
+            yield _finding(f"decisions of {name} ({names})", True, faults)
     for kind, images in release.images.items():
         for hardware, image in images.items():
             used = (kind, hardware) in {(each.kind, each.hardware) for each in environment.endpoints.values()}
@@ -157,16 +164,21 @@ def _finding(item: str, used: bool, faults: Iterator[str] | list[str]) -> Findin
 
 def model_faults(aws: Aws, model: ReleasedModel, *, bucket: str, deep: bool = False) -> Iterator[str]:
     """A sentence for everything that is wrong with a model in a bucket."""
-    from steelyard_constructs import release_gate_handler as gate
-
-    wanted = [bucket, model.key, model.manifest_sha256, model.objects()]
-    with aws_errors():
-        found = list(gate.model_faults(aws.client("s3"), wanted))
+    found = list(served_faults(aws, Served(model=model), bucket=bucket))
     yield from found
     if deep and not found:
         for name, (_, sha256) in model.objects().items():
             if (read := object_sha256(aws, bucket, model.key + name)) != sha256:
                 yield f"s3://{bucket}/{model.key}{name} differs: sha256 {read}, not {sha256}"
+
+
+def served_faults(aws: Aws, served: Served, *, bucket: str) -> Iterator[str]:
+    """A sentence for everything that is wrong with what a container is given."""
+    from steelyard_constructs import release_gate_handler as gate
+
+    wanted = [bucket, served.key, served.model.manifest_sha256, served.objects()]
+    with aws_errors():
+        yield from list(gate.model_faults(aws.client("s3"), wanted))
 
 
 def image_faults(

@@ -6,9 +6,15 @@ from collections.abc import Iterator
 
 from steelyard.environments.schema import Endpoint, Environment, endpoint_faults
 from steelyard.releases.manifest import Release
+from steelyard.releases.served import head_faults, served_by
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.declared_endpoint import Check, check_endpoint_image
 from steelyard_constructs.images import ImageReference
+from steelyard_constructs.refusal import Refused
+from steelyard_runtime.engine.abi import table
+
+BUNDLED = "bundled"
+"""The library that the binding of a checkout brings along, in the table of builds."""
 
 
 def check_release(environment: Environment, release: Release) -> None:
@@ -42,7 +48,25 @@ def image_of(environment: Environment, endpoint: Endpoint, release: Release) -> 
 def _checks(environment: Environment, endpoint: Endpoint, release: Release) -> Iterator[Check]:
     yield lambda: _check_image(environment, endpoint, release)
     if endpoint.hub is None:
-        yield lambda: release.model(endpoint.role)
+        yield lambda: _check_served(endpoint, release)
+
+
+def _check_served(endpoint: Endpoint, release: Release) -> None:
+    served = served_by(release, endpoint)
+    if not served.decisions:
+        return
+    image = release.image(endpoint.kind, endpoint.hardware)
+    # A sample's image stands for none: processes of this checkout serve, with the library that its binding brings.
+    llama_cpp = BUNDLED if release.sample else image.llama_cpp
+    version = llama_cpp_version(llama_cpp)
+    for decision in served.decisions:
+        for fault in head_faults(decision, served.model, llama_cpp=llama_cpp, version=version):
+            raise Refused(fault)
+
+
+def llama_cpp_version(build: str) -> str | None:
+    """What a build of llama.cpp calls itself; None where that is not known."""
+    return next((pair.llama_version for pair in table() if pair.llama_cpp == build), None)
 
 
 def _check_image(environment: Environment, endpoint: Endpoint, release: Release) -> None:

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from steelyard.environments.schema import DecisionName
 from steelyard.models.catalogue import Sha256
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_base.faults import sentences
@@ -28,6 +29,7 @@ from steelyard_base.strict import Listed, Named, Strict
 from steelyard_constructs.hardware import Architecture, Hardware
 from steelyard_constructs.images import ImageReference
 from steelyard_constructs.model_artifact import ModelArtifact
+from steelyard_runtime.decisions.content import DecisionContent
 
 FOLDER = Path(__file__).resolve().parents[2] / "releases"
 FORMAT = "steelyard-release/1"
@@ -43,6 +45,8 @@ SHORTEST_PREFIX = 6
 MODEL_MANIFEST = "model-manifest.json"
 IMAGE_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 """The media type that SageMaker takes: one image for one platform, in Docker's format. It refuses OCI's."""
+
+_SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\.gguf$")
 
 # Not part of what a release is: its name follows from the rest, and a note is for people.
 _NOT_CONTENT = ("id", "note")
@@ -89,6 +93,15 @@ class ReleasedModel(Strict):
         if not self.key.endswith("/"):
             raise ValueError(f"key {self.key!r} is not a prefix: end it in '/'; a release has no archives")
         return self
+
+    @property
+    def weights_sha256(self) -> str:
+        """Hash of the model as its server gives it: the file's, or that of the shards' hashes in their order."""
+        shards = sorted(
+            (each.name, each.sha256) for each in self.files if each.name == self.file or _SHARD.search(each.name)
+        )
+        hashes = [sha256 for _, sha256 in shards]
+        return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
     @property
     def bytes(self) -> int:
@@ -206,6 +219,30 @@ class ReleasedImage(Strict):
         )
 
 
+class ReleasedHead(Strict):
+    """A fitted head: its hash, and what it belongs to."""
+
+    sha256: Annotated[Sha256, Field(description="Hash of its head.json, which names that of its numbers.")]
+    model_sha256: Annotated[Sha256, Field(description="Hash of the model file that it was fitted on.")]
+    llama_cpp: Annotated[
+        str, Field(min_length=1, description="What the build of llama.cpp that it was fitted with calls itself.")
+    ]
+
+
+class ReleasedDecision(Strict):
+    """A registered decision: its contract, its head, and the files that a container gets of it."""
+
+    name: Annotated[DecisionName, Field(description="`NAME@VERSION`.")]
+    contract_sha256: Annotated[Sha256, Field(description="Hash of its contract.")]
+    head: Annotated[ReleasedHead | None, Field(description="Its fitted head; null for letters.")] = None
+    files: Annotated[Listed[ReleasedFile], Field(min_length=1, description="Its files.")]
+
+    @property
+    def content(self) -> DecisionContent:
+        """Its name, and the hashes of what it says and knows."""
+        return DecisionContent(self.name, self.contract_sha256, self.head.sha256 if self.head else None)
+
+
 class Part(Strict):
     """A document that belongs to a release: its name, its version, and the hash of its bytes."""
 
@@ -250,7 +287,9 @@ class Release(Strict):
         Listed[Part],
         Field(description="The words that the server puts around a decision; the hash is of prompts with them."),
     ] = ()
-    decision_contracts: Annotated[Listed[Part], Field(description="Decision contracts; none exist yet.")] = ()
+    decision_contracts: Annotated[
+        Listed[ReleasedDecision], Field(description="Registered decisions that its endpoints can serve.")
+    ] = ()
     calibrations: Annotated[Listed[Part], Field(description="Calibrations; none exist yet.")] = ()
     evaluation_reports: Annotated[Listed[Part], Field(description="Evaluation reports; none exist yet.")] = ()
 
@@ -277,6 +316,14 @@ class Release(Strict):
                         "decisions has it, and the published container for chat does not"
                     )
         return self
+
+    @field_validator("decision_contracts")
+    @classmethod
+    def _each_once(cls, value: tuple[ReleasedDecision, ...]) -> tuple[ReleasedDecision, ...]:
+        names = [each.name for each in value]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"the decision {twice[0]} is there twice; a version has one contract and one head")
+        return value
 
     def model(self, role: str) -> ReleasedModel:
         """The model with this role.

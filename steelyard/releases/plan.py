@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from steelyard.environments.schema import Environment
 from steelyard.releases.manifest import Release, ReleaseSource
+from steelyard.releases.packing import PackedDecision, pack
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.hardware import Hardware
 
@@ -19,11 +20,13 @@ class Plan:
         models: Name in the catalogue by role.
         images: Hardware that our image is built for.
         published: Hardware whose published container chat endpoints run.
+        decisions: Registered decisions, in the order of their names.
     """
 
     models: Mapping[str, str]
     images: tuple[Hardware, ...]
     published: tuple[Hardware, ...]
+    decisions: tuple[PackedDecision, ...] = ()
 
 
 def plan_for(
@@ -32,6 +35,7 @@ def plan_for(
     targets: Sequence[Environment] = (),
     models: Mapping[str, str] | None = None,
     images: Iterable[Hardware] = (),
+    decisions: Iterable[str] = (),
 ) -> Plan:
     """Plan a release that fits an environment and those that it is promoted to, with what is asked for beside it.
 
@@ -40,9 +44,11 @@ def plan_for(
         targets: The other environments that it is meant for.
         models: Model by role, over those of the environment's file.
         images: Further hardware to build our image for.
+        decisions: Further registered decisions, each as ``NAME@VERSION``.
 
     Raises:
-        CommandError: The environment does not build what is needed, or does not say which model a role gets.
+        CommandError: The environment does not build what is needed, does not say which model a role gets, or names a
+            decision that is not in ``decisions/``.
     """
     asked = dict(models or {})
     served = [each for meant in (environment, *targets) for each in meant.endpoints.values()]
@@ -72,6 +78,7 @@ def plan_for(
         models={role: _model_of(environment, role, asked) for role in sorted(roles)},
         images=tuple(sorted(hardware)),
         published=tuple(sorted({each.hardware for each in served if each.kind == "chat"})),
+        decisions=pack({*decisions, *(name for each in served for name in each.decisions or ())}),
     )
 
 
@@ -113,6 +120,7 @@ def fits(release: Release, plan: Plan, source: ReleaseSource) -> bool:
         and {role: model.name for role, model in release.models.items()} == plan.models
         and set(release.images.get("decision", {})) == set(plan.images)
         and set(release.images.get("chat", {})) == set(plan.published)
+        and release.decision_contracts == tuple(each.released for each in plan.decisions)
     )
 
 

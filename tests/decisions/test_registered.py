@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -21,7 +22,7 @@ from registered_decisions import ANGER, TEAMS, URGENT, bound_to, contract, linea
 from steelyard_runtime.decisions.head import Linear, load_head
 from steelyard_runtime.decisions.policy import decide
 from steelyard_runtime.decisions.readout import HeadReadout
-from steelyard_runtime.decisions.registry import Registry, RegistryError, folder_of, load_registry
+from steelyard_runtime.decisions.registry import Registry, RegistryError, check_content, folder_of, load_registry
 from steelyard_runtime.decisions.wordings import WORDINGS
 from steelyard_runtime.engine.interface import Counters, Engine, Piece, ScoreJob, ScorePrompt, Segment
 from steelyard_runtime.engine.start import start_engine
@@ -356,3 +357,22 @@ def test_a_real_server_ends_with_a_sentence(tmp_path: Path) -> None:
         assert server.process.wait(60) == 1
     finally:
         server.stop()
+
+
+def test_other_decisions_than_the_release_names_are_refused_at_the_start(served: Served, tmp_path: Path) -> None:
+    there = load_registry(served.folder)
+    build_services(load_settings(decisions=str(served.folder), decisions_sha256=there.sha256), served.engine)
+    fewer = tmp_path / "decisions"
+    shutil.copytree(served.folder / "anger", fewer / "anger")
+    with pytest.raises(RegistryError, match=rf"hash to {load_registry(fewer).sha256} \(anger@2\), and {there.sha256}"):
+        build_services(load_settings(decisions=str(fewer), decisions_sha256=there.sha256), served.engine)
+    with pytest.raises(RegistryError, match=r"in decisions are not those .* \(none\)"):
+        check_content(Registry(), there.sha256, folder=None)
+
+
+def test_a_changed_threshold_is_another_content(tmp_path: Path) -> None:
+    """A head is bound to the question, and not to the policy: only this hash notices another threshold."""
+    write_decision(tmp_path / "a" / "support-route@2", contract(OLD_TEAMS))
+    changed = contract(OLD_TEAMS, policy={"review": {"probability": 0.4}})
+    write_decision(tmp_path / "b" / "support-route@2", changed)
+    assert load_registry(tmp_path / "a").sha256 != load_registry(tmp_path / "b").sha256

@@ -15,6 +15,13 @@ import pytest
 from world import DECISION as DECISION_ENDPOINT
 from world import World
 
+from registered_decisions import TEAMS, contract, write_decision
+from steelyard.aws.session import Aws
+from steelyard.deploy.local_cloud import reached
+from steelyard.releases.manifest import parse_release
+from steelyard.releases.packing import pack, place
+from steelyard.releases.served import all_served
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 DECISION = ["--state", "a refund", "--question", "is it true?", "--option", "yes=true", "--option", "no"]
 
@@ -219,9 +226,23 @@ def groups(world: World) -> set[str]:
 
 
 def test_up_deploys_asks_and_says_where_everything_is(world: World, run: Run, tmp_path: Path) -> None:
-    """``make run`` with a tiny model in place of the embedded one: the release is in the bucket already."""
+    """``make run`` with a tiny model in place of the embedded one: the release is in the bucket already.
+
+    It has a registered decision too, whose answer is shown beside the raw one.
+    """
+    write_decision(tmp_path / "support-route", contract(TEAMS, readout={"strategy": "letters"}))
+    packed = pack(["support-route@3"], folder=tmp_path)
+    data = world.wanted.release_data("tiny-up")
+    data["decision_contracts"] = [each.released.model_dump(mode="json") for each in packed]
+    (served,) = [
+        each
+        for each in all_served(world.wanted.environment(), parse_release(data, source="x")).values()
+        if each.decisions
+    ]
+    with reached(world.cloud.environment()):
+        place(Aws("us-east-1"), served, packed, bucket=world.bucket())
     manifest = tmp_path / "tiny-up.json"
-    manifest.write_text(json.dumps(world.wanted.release_data("tiny-up")))
+    manifest.write_text(json.dumps(data))
     world.stands = False
     done = run("up", "--local", "--home", str(world.cloud.options.home), "--release", str(manifest))
     assert done.returncode == 0, done.stderr
@@ -230,6 +251,8 @@ def test_up_deploys_asks_and_says_where_everything_is(world: World, run: Run, tm
     for word in (world.cloud.details.url, world.bucket(), "Steelyard-dev-Endpoint-chat", "release tiny-up"):
         assert word in done.stdout
     assert world.outputs("Steelyard-dev-Endpoint-chat")["Release"] == "tiny-up"
+    result = world.ask(body={"decision": {"use": "support-route", "state": "a refund"}})["result"]
+    assert result["decision"] == "support-route@3"
 
 
 def documented() -> Iterator[Any]:

@@ -20,6 +20,7 @@ from steelyard.environments.files import load_environment, parse_environment
 from steelyard.environments.schema import Environment
 from steelyard.releases.codebuild import asset_of
 from steelyard.releases.manifest import Release, load_release, parse_release
+from steelyard.releases.served import served_by
 from steelyard.releases.source import asset_hash
 from steelyard_constructs.log_retention import LOG_RETENTION_DAYS
 
@@ -323,16 +324,21 @@ def test_a_decision_endpoint_on_processors() -> None:
     template = our_templates("dev")["Endpoint-decision"]
     model = only(template, "AWS::SageMaker::Model")
     container = model["PrimaryContainer"]
+    served = served_by(load_release(), load_environment("dev").endpoints["decision"])
     digest = load_release().images["decision"]["cpu"].digest
     assert text(container["Image"]).find(f"dkr.ecr.us-east-1.amazonaws.com/steelyard-dev@{digest}") > 0
     assert container["Environment"] == {
+        **served.variables,
         "STEELYARD_GPU_LAYERS": "0",
         "STEELYARD_HOST": "0.0.0.0",
         "STEELYARD_MODEL": "/opt/ml/model",
         "STEELYARD_MODEL_ID": "gemma-3-270m",
     }
+    assert set(served.variables) == {"STEELYARD_DECISIONS_SHA256"}
     assert model["EnableNetworkIsolation"] is True
-    assert load_release().model("decision").key in text(container["ModelDataSource"])
+    assert served.key in text(container["ModelDataSource"])
+    gate = only(template, "Custom::SteelyardReleaseGate")["Wanted"]
+    assert all(each in text(gate) for each in [served.key, *served.objects()])
     (variant,) = only(template, "AWS::SageMaker::EndpointConfig")["ProductionVariants"]
     assert variant["InstanceType"] == "ml.c7i.xlarge"
     assert variant["VariantName"] == "primary"

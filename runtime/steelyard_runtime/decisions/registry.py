@@ -10,6 +10,7 @@ from typing import Any
 
 from steelyard_runtime.contracts.text import labelled
 from steelyard_runtime.decision import Option, Question, Registration, Ruling
+from steelyard_runtime.decisions.content import DecisionContent, content_sha256
 from steelyard_runtime.decisions.contract import MAX_FILE_BYTES, Contract, ContractError, parse_contract
 from steelyard_runtime.decisions.head import Head, HeadError, load_head
 from steelyard_runtime.decisions.policy import decide
@@ -76,6 +77,15 @@ class Registered:
             distance_rank=verdict.distance_rank,
         )
 
+    @property
+    def content(self) -> DecisionContent:
+        """Its name, and the hashes of what it says and knows."""
+        return DecisionContent(
+            name=self.contract.full_name,
+            contract_sha256=self.contract.sha256,
+            head_sha256=self.head.sha256 if self.head else None,
+        )
+
     def described(self) -> dict[str, Any]:
         """What ``GET /v1/identity`` says of it, JSON-ready."""
         contract = self.contract
@@ -110,6 +120,11 @@ class Registry:
             latest[each.contract.name] = each
         found = {name: each.question for name, each in {**self.decisions, **latest}.items()}
         object.__setattr__(self, "questions", MappingProxyType(found))
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all of them, as a release names it."""
+        return content_sha256(each.content for each in self.decisions.values())
 
     def strategies(self) -> Strategies:
         """The heads' readouts, by name."""
@@ -152,6 +167,27 @@ def folder_of(setting: str | None, *, model: Path) -> Path | None:
     return beside if beside.is_dir() else None
 
 
+def check_content(registry: Registry, wanted: str | None, *, folder: Path | None) -> None:
+    """Refuse other decisions than those that are wanted.
+
+    Args:
+        registry: What was loaded.
+        wanted: Its hash, of the setting ``decisions_sha256``; None for whatever there is.
+        folder: Where it was loaded from; None where there is no such folder.
+
+    Raises:
+        RegistryError: With both hashes.
+    """
+    if wanted is None or registry.sha256 == wanted:
+        return
+    there = ", ".join(registry.decisions) or "none"
+    raise RegistryError(
+        f"the registered decisions in {folder or FOLDER} are not those that decisions_sha256 names: they hash to "
+        f"{registry.sha256} ({there}), and {wanted} is wanted. Put back the files of the release, or deploy the "
+        "release that has these"
+    )
+
+
 def load_registry(folder: Path) -> Registry:
     """Load every decision of a folder; a folder in it is one decision, called ``NAME`` or ``NAME@VERSION``.
 
@@ -164,7 +200,7 @@ def load_registry(folder: Path) -> Registry:
         raise RegistryError(f"the folder of decisions {folder} cannot be read: {error.strerror}") from error
     found: dict[str, Registered] = {}
     for path in inside:
-        each = _load(path)
+        each = load_decision(path)
         if each.contract.full_name in found:
             raise RegistryError(f"{folder} has the decision {each.contract.full_name} twice; remove one")
         found[each.contract.full_name] = each
@@ -172,7 +208,12 @@ def load_registry(folder: Path) -> Registry:
     return Registry({each.contract.full_name: each for each in in_order})
 
 
-def _load(folder: Path) -> Registered:
+def load_decision(folder: Path) -> Registered:
+    """Load one decision from its folder, called ``NAME`` or ``NAME@VERSION``.
+
+    Raises:
+        RegistryError: A file in it cannot be read, or is wrong.
+    """
     path = folder / CONTRACT_FILE
     try:
         contract = parse_contract(_text(path))

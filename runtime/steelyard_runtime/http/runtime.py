@@ -10,7 +10,7 @@ from pathlib import Path
 from steelyard_runtime.chat_template import choose
 from steelyard_runtime.contracts.model_names import ModelNames
 from steelyard_runtime.decision import Question
-from steelyard_runtime.decisions.registry import Registry, RegistryError, folder_of, load_registry
+from steelyard_runtime.decisions.registry import Registry, RegistryError, check_content, folder_of, load_registry
 from steelyard_runtime.engine.interface import Engine, Health
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.connections import Connections
@@ -117,6 +117,7 @@ def build_services(settings: Settings, engine: Engine, *, strategies: Strategies
     )
     folder = folder_of(settings.decisions, model=Path(model.path))
     registry = Registry() if folder is None else load_registry(folder)
+    check_content(registry, settings.decisions_sha256, folder=folder)
     decisions = DecisionService(engine, settings, template, strategies=strategies, registry=registry)
     try:
         decisions.keep_warm()
