@@ -20,7 +20,7 @@ from steelyard.aws.session import Aws
 from steelyard.deploy.local_cloud import reached
 from steelyard.releases.manifest import parse_release
 from steelyard.releases.packing import pack, place
-from steelyard.releases.served import all_served
+from steelyard.releases.served import served_by
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DECISION = ["--state", "a refund", "--question", "is it true?", "--option", "yes=true", "--option", "no"]
@@ -234,11 +234,8 @@ def test_up_deploys_asks_and_says_where_everything_is(world: World, run: Run, tm
     packed = pack(["support-route@3"], folder=tmp_path)
     data = world.wanted.release_data("tiny-up")
     data["decision_contracts"] = [each.released.model_dump(mode="json") for each in packed]
-    (served,) = [
-        each
-        for each in all_served(world.wanted.environment(), parse_release(data, source="x")).values()
-        if each.decisions
-    ]
+    endpoint = world.wanted.environment().endpoints["decision"]
+    served = served_by(parse_release(data, source="the test"), endpoint)
     with reached(world.cloud.environment()):
         place(Aws("us-east-1"), served, packed, bucket=world.bucket())
     manifest = tmp_path / "tiny-up.json"

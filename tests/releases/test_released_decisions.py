@@ -86,7 +86,7 @@ def test_what_is_packed_is_named_and_of_that_version(tmp_path: Path) -> None:
         pack(["support-route@2"])
     shutil.copytree(DECISIONS / "support-route", tmp_path / "support-route")
     (tmp_path / "support-route" / "head.safetensors").write_bytes(b"others")
-    with pytest.raises(CommandError, match="support-route@1 cannot be released: .* names [0-9a-f]{64}; fit the head"):
+    with pytest.raises(CommandError, match=r"support-route@1 cannot be released: .* names [0-9a-f]{64}; fit the head"):
         pack([EXAMPLE], folder=tmp_path)
 
 
