@@ -33,8 +33,8 @@ from steelyard.serving.server_process import free_port, running_server
 from steelyard.terminal import console
 from steelyard_runtime.decisions.contract import DEFAULT_WORDING
 from steelyard_runtime.decisions.head import Interval
-from steelyard_runtime.decisions.wordings import WORDINGS
 from steelyard_runtime.engine.start import start_engine
+from steelyard_runtime.scoring.wordings import WORDINGS
 from steelyard_runtime.settings import load_settings
 
 SIZES = (40, 160, 240, 770)

@@ -76,11 +76,11 @@ from steelyard_constructs.model_artifact import HubModel
 from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.decisions.contract import Contract, Option, OptionPolicy, Policy, Readout, Thresholds
 from steelyard_runtime.decisions.head import Bound, Description, Figures, Measured
-from steelyard_runtime.decisions.wordings import WORDINGS
 from steelyard_runtime.engine.interface import Piece
 from steelyard_runtime.errors import TABLE
 from steelyard_runtime.http.openapi import document
 from steelyard_runtime.limits import LIMITS, NOTES
+from steelyard_runtime.scoring.wordings import WORDINGS
 from steelyard_runtime.settings import Settings, load_settings
 from steelyard_runtime.templates import limits
 

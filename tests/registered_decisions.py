@@ -9,9 +9,9 @@ import numpy as np
 
 from steelyard_runtime.decisions.contract import Contract, write_contract
 from steelyard_runtime.decisions.head import Bound, Description, Figures, Interval, Linear, Measured, head_files
-from steelyard_runtime.decisions.wordings import WORDINGS
-from steelyard_runtime.decisions.words import learn
 from steelyard_runtime.engine.interface import Engine
+from steelyard_runtime.scoring.wordings import WORDINGS
+from steelyard_runtime.scoring.words import learn
 from steelyard_runtime.services.prompts import prompt_sha256
 
 _INTERVAL = Interval(value=0.5, low=0.25, high=0.75)

@@ -15,13 +15,12 @@ from steelyard_runtime.contracts.contract import DecisionContract
 from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.decision import DecisionRequest, Layout
-from steelyard_runtime.decisions.readout import state_prompt
-from steelyard_runtime.decisions.wordings import WORDINGS
 from steelyard_runtime.engine.interface import Piece
 from steelyard_runtime.generation import Message
 from steelyard_runtime.scoring.prompt import Template
 from steelyard_runtime.scoring.strategies import STRATEGIES, Strategies
 from steelyard_runtime.scoring.strategy import Prompt, Strategy
+from steelyard_runtime.scoring.wordings import WORDINGS, state_prompt
 from steelyard_runtime.settings import MAX_OPTIONS
 from steelyard_runtime.templates.answer_position import PLAIN, AnswerPosition
 

@@ -176,7 +176,7 @@ def wordings(
     """
     from steelyard.decisions import workflow
     from steelyard.decisions.report import interval_text
-    from steelyard_runtime.decisions.wordings import WORDINGS
+    from steelyard_runtime.scoring.wordings import WORDINGS
 
     _, contract, cases = _read(name)
     _refuse_errors(contract, cases)

@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from steelyard.models.storage import exclusive
 from steelyard_base.exit_codes import CommandError, ExitCode
-from steelyard_runtime.decisions.wordings import WORDINGS, Wording
 from steelyard_runtime.engine.interface import Engine, Piece, ScoreJob, ScorePrompt, Segment
 from steelyard_runtime.errors import Problem
+from steelyard_runtime.scoring.wordings import WORDINGS, Wording
 from steelyard_runtime.services.prompts import prompt_sha256
 
 Hidden = npt.NDArray[np.float32]

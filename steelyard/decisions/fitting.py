@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 from steelyard.decisions import metrics
 from steelyard.decisions.metrics import Array, Labels
 from steelyard_runtime.decisions.head import Linear, Measured, softmax
-from steelyard_runtime.decisions.words import Words, learn
+from steelyard_runtime.scoring.words import Words, learn
 
 STRENGTHS = (1.0, 10.0, 100.0, 1000.0, 10000.0)
 """Inverse strengths of L2 that are tried, for features whose squares sum to about 1."""

@@ -11,7 +11,7 @@ from typing import Literal
 from steelyard.decisions.fitting import LEAST_CASES
 from steelyard.decisions.folder import Case
 from steelyard_runtime.decisions.contract import Contract, Option
-from steelyard_runtime.decisions.words import words_of
+from steelyard_runtime.scoring.words import words_of
 
 Level = Literal["error", "warning"]
 

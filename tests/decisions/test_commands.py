@@ -16,7 +16,7 @@ from steelyard.decisions.folder import read_contract
 from steelyard.decisions.workflow import Baseline, regressions
 from steelyard_base.exit_codes import ExitCode
 from steelyard_runtime.decisions.head import Interval, load_head
-from steelyard_runtime.decisions.wordings import WORDINGS
+from steelyard_runtime.scoring.wordings import WORDINGS
 
 OPTIONS = {"lost": "A parcel that cannot be found", "late": "A delivery after the promised day"}
 TEXTS = {

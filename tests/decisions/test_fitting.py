@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 from steelyard.decisions import fitting
 from steelyard.decisions.fitting import Examples, FitError, Standard, fit, folds_of, regress, weigh
 from steelyard_runtime.decisions.head import Linear, softmax
-from steelyard_runtime.decisions.words import learn
+from steelyard_runtime.scoring.words import learn
 
 NOTHING = Examples(hidden=np.zeros((0, 6), np.float32), texts=(), labels=np.zeros(0, np.int64))
 

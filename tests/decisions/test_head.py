@@ -24,7 +24,7 @@ from steelyard_runtime.decisions.head import (
     load_head,
     softmax,
 )
-from steelyard_runtime.decisions.words import TextTooLongError, learn
+from steelyard_runtime.scoring.words import TextTooLongError, learn
 
 CONTRACT = Contract.model_validate(
     {"name": "n", "version": 2, "type": "choice", "question": "q", "no_way_out": "r"}

@@ -23,7 +23,6 @@ from steelyard_runtime.decisions.head import Linear, load_head
 from steelyard_runtime.decisions.policy import decide
 from steelyard_runtime.decisions.readout import HeadReadout
 from steelyard_runtime.decisions.registry import Registry, RegistryError, check_content, folder_of, load_registry
-from steelyard_runtime.decisions.wordings import WORDINGS
 from steelyard_runtime.engine.interface import Counters, Engine, Piece, ScoreJob, ScorePrompt, Segment
 from steelyard_runtime.engine.start import start_engine
 from steelyard_runtime.errors import Kind, Problem
@@ -31,6 +30,7 @@ from steelyard_runtime.http.app import create_app
 from steelyard_runtime.http.observability.logs import make_log
 from steelyard_runtime.http.runtime import Runtime, build_services
 from steelyard_runtime.scoring.strategy import Readout
+from steelyard_runtime.scoring.wordings import WORDINGS
 from steelyard_runtime.settings import Settings, load_settings
 
 OLD_TEAMS = TEAMS | {"version": 2, "readout": {"strategy": "letters"}}

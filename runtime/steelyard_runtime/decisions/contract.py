@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, Valid
 
 from steelyard_runtime.contracts.option_names import check_names
 from steelyard_runtime.decision import DecisionType
-from steelyard_runtime.decisions.wordings import WORDINGS
+from steelyard_runtime.scoring.wordings import WORDINGS
 
 Type = DecisionType
 ReadoutName = Literal["head", "letters"]

@@ -19,7 +19,7 @@ import safetensors.numpy
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 
 from steelyard_runtime.decisions.contract import Contract
-from steelyard_runtime.decisions.words import MAX_TERMS, Vocabulary, Words
+from steelyard_runtime.scoring.words import MAX_TERMS, Vocabulary, Words
 
 DESCRIPTION_FILE = "head.json"
 TENSORS_FILE = "head.safetensors"

@@ -9,12 +9,11 @@ import numpy as np
 
 from steelyard_runtime.decision import Layout, Question
 from steelyard_runtime.decisions.head import Head
-from steelyard_runtime.decisions.wordings import WORDINGS, Wording
-from steelyard_runtime.decisions.words import TextTooLongError, check_text
-from steelyard_runtime.engine.interface import Piece
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.scoring.prompt import Template
 from steelyard_runtime.scoring.strategy import Encode, Position, Prompt, Readout, entropy_of
+from steelyard_runtime.scoring.wordings import WORDINGS, Wording, state_prompt
+from steelyard_runtime.scoring.words import TextTooLongError, check_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +76,3 @@ class HeadReadout:
             entropy=entropy_of(np.array(answer.probabilities)),
             distance_rank=answer.distance_rank,
         )
-
-
-def state_prompt(wording: Wording, state: str) -> Prompt:
-    """The prompt of every head with that wording."""
-    return Prompt(wording.before, (Piece(state),), wording.after, private=True)

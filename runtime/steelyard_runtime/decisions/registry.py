@@ -15,11 +15,11 @@ from steelyard_runtime.decisions.contract import MAX_FILE_BYTES, Contract, Contr
 from steelyard_runtime.decisions.head import Head, HeadError, load_head
 from steelyard_runtime.decisions.policy import decide
 from steelyard_runtime.decisions.readout import HeadReadout
-from steelyard_runtime.decisions.wordings import WORDINGS, Wording
 from steelyard_runtime.engine.interface import EngineIdentity
 from steelyard_runtime.scoring.letters import Letters
 from steelyard_runtime.scoring.strategies import Strategies
 from steelyard_runtime.scoring.strategy import Readout
+from steelyard_runtime.scoring.wordings import WORDINGS, Wording
 
 FOLDER = "decisions"
 """A folder of this name beside the model file is found by itself."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from steelyard_runtime.chat_template import ChatTemplate
 from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Question, Timing, TokenCounts
 from steelyard_runtime.decisions.registry import Registry, RegistryError
-from steelyard_runtime.decisions.wordings import WORDINGS, Wording
 from steelyard_runtime.engine.interface import (
     Engine,
     Piece,
@@ -23,6 +22,7 @@ from steelyard_runtime.errors import Kind, Problem, over_budget
 from steelyard_runtime.scoring.prompt import NoFrameError
 from steelyard_runtime.scoring.strategies import STRATEGIES, Strategies, choose
 from steelyard_runtime.scoring.strategy import Position, Prompt, Reader, Strategy
+from steelyard_runtime.scoring.wordings import WORDINGS, Wording
 from steelyard_runtime.services.answer_cache import AnswerCache
 from steelyard_runtime.services.preparation import Preparing
 from steelyard_runtime.services.prompts import check_length, longest_text, prompt_sha256

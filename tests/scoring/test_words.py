@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from steelyard_runtime.decisions import words
-from steelyard_runtime.decisions.words import MAX_TEXT_BYTES, TextTooLongError, learn, runs_of, words_of
+from steelyard_runtime.scoring import words
+from steelyard_runtime.scoring.words import MAX_TEXT_BYTES, TextTooLongError, learn, runs_of, words_of
 
 texts = st.lists(st.text("abé ÜŠ1 -.!?\n日本 ß", min_size=0, max_size=25), min_size=1, max_size=5)
 

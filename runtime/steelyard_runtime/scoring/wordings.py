@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from steelyard_runtime.engine.interface import Piece
+from steelyard_runtime.scoring.strategy import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +60,8 @@ WORDINGS: Mapping[str, Wording] = MappingProxyType(
     }
 )
 """By name."""
+
+
+def state_prompt(wording: Wording, state: str) -> Prompt:
+    """The prompt of everything that reads the state's hidden state with that wording."""
+    return Prompt(wording.before, (Piece(state),), wording.after, private=True)
