@@ -34,6 +34,7 @@ from steelyard.releases.assemble import Order, matching_release
 from steelyard.releases.bases import FILE, load_bases
 from steelyard.releases.manifest import FOLDER, SAMPLE, Release, load_release
 from steelyard.releases.plan import Plan, plan_for
+from steelyard.releases.served import all_served
 from steelyard.releases.source import read_checkout, read_source
 from steelyard.terminal import console, examples
 from steelyard.terminal.bootstrap import agree_to_bootstrap
@@ -121,7 +122,7 @@ def command(
         console.note(f"deployed after {time.monotonic() - began:.0f} s")
         endpoints = {name: deployed_endpoint(aws, environment, name) for name in environment.endpoints}
         if ask:
-            _ask(aws, endpoints)
+            _ask(aws, environment, manifest, endpoints)
             _notices(environment, manifest)
         console.heading("where everything is")
         console.rows(_places(aws, environment, endpoints, home=home if local else None))
@@ -181,12 +182,15 @@ def _built(
     return made
 
 
-def _ask(aws: Aws, endpoints: Mapping[str, DeployedEndpoint]) -> None:
+def _ask(aws: Aws, environment: Environment, release: Release, endpoints: Mapping[str, DeployedEndpoint]) -> None:
     """The smoke test: an endpoint that does not answer fails the command."""
-    for endpoint in endpoints.values():
+    served = all_served(environment, release)
+    for name, endpoint in endpoints.items():
         client = EndpointClient(endpoint.name, runtime=aws.runtime(EXAMPLE_S), timeout_s=EXAMPLE_S)
         if endpoint.kind == "decision":
-            examples.ask_decision(client, title=f"a decision by {endpoint.name}")
+            there = [each.name for each in served[name].decisions if each.name.startswith(f"{examples.REGISTERED}@")]
+            registered = examples.REGISTERED if there else None
+            examples.ask_decision(client, title=f"a decision by {endpoint.name}", registered=registered)
         else:
             examples.ask_chat(client, title=f"a chat with {endpoint.name}")
 

@@ -10,19 +10,32 @@ from steelyard.terminal import chats, console, decisions
 GREETING = "Once upon a time, a railway signal"
 
 
-def ask_decision(client: Decides, *, title: str = "a decision") -> None:
-    """Ask the example decision and print the answer.
+REGISTERED = "support-route"
+"""The worked example of a registered decision that is about the same message."""
+
+
+def ask_decision(client: Decides, *, title: str = "a decision", registered: str | None = None) -> None:
+    """Ask the example decision and print the answer; beside it that of a registered one about the same message.
+
+    Args:
+        client: Where to.
+        title: The heading.
+        registered: Name of a registered decision that is served there; None for none.
 
     Raises:
         CommandError: There is no answer.
     """
     path = example("ticket.json")
-    body = request_body(parse_json(read_text(path, None), path.name))
-    results = client.decide(body)
+    asked = request_body(parse_json(read_text(path, None), path.name))["decision"]
+    ask = [asked] if registered is None else [asked, {"use": registered, "state": asked["state"]}]
+    results = client.decide({"decisions": ask})
     console.heading(title)
-    console.out.print(body["decision"]["state"], highlight=False, markup=False)
-    console.out.print()
-    decisions.show(body["decision"], results[0])
+    console.out.print(asked["state"], highlight=False, markup=False)
+    for each, result in zip(ask, results, strict=True):
+        console.out.print()
+        if "use" in each:
+            console.out.print(f"The same message by the registered decision {result['decision']}:", highlight=False)
+        decisions.show(each, result)
     console.out.print()
 
 

@@ -243,7 +243,12 @@ def test_up_deploys_asks_and_says_where_everything_is(world: World, run: Run, tm
     world.stands = False
     done = run("up", "--local", "--home", str(world.cloud.options.home), "--release", str(manifest))
     assert done.returncode == 0, done.stderr
-    for word in ("a decision by steelyard-dev-decision", "delivery", "a chat with steelyard-dev-chat"):
+    for word in (
+        "a decision by steelyard-dev-decision",
+        "delivery",
+        "decision support-route@3",
+        "a chat with steelyard-dev-chat",
+    ):
         assert word in done.stdout
     for word in (world.cloud.details.url, world.bucket(), "Steelyard-dev-Endpoint-chat", "release tiny-up"):
         assert word in done.stdout
