@@ -1,4 +1,4 @@
-"""How often heads are right, beside a bag of words, letters and the labels' shares, on labelled cases of other people.
+"""Measure heads beside a bag of words, letters and the labels' shares, on labelled cases of other people.
 
     python benchmarks/decisions.py --data FOLDER --model FILE [--sets NAME,...] [--wording NAME]
         [--letters N] [--json FILE] [--markdown FILE]

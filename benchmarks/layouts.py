@@ -1,4 +1,4 @@
-"""Which layout of the prompt decides better, on labelled cases, and what each costs in tokens, in one run.
+"""Compare the layouts of the prompt on labelled cases, and their costs in tokens, in one run.
 
 The cases are the 200 packaged canary tasks of ``sys1bench`` (Apache-2.0; its pinned wheel is fetched from the package
 index): 1,100 questions with known answers on 200 states, of the types yes or no, choice and score. Every layout answers
@@ -87,7 +87,7 @@ class Row:
 
     @property
     def correct(self) -> bool:
-        """Whether the likeliest option is the right one; of equals the first counts."""
+        """Tell whether the likeliest option is the right one; of equals the first counts."""
         return max(range(len(self.probabilities)), key=self.probabilities.__getitem__) == self.truth
 
     @property
@@ -353,7 +353,7 @@ def difference(first: Sequence[Row], second: Sequence[Row], *, names: tuple[str,
 
 
 def verdict(accuracy: Difference) -> str:
-    """Which layout to prefer, in a sentence: the better one, or the cheaper one when the difference is noise."""
+    """Name the layout to prefer, in a sentence: the better one, or the cheaper one when the difference is noise."""
     if accuracy.accuracy_low > 0:
         return f"{accuracy.first} decides better"
     if accuracy.accuracy_high < 0:

@@ -1,4 +1,4 @@
-"""How much HTTP, prompt, queue and readout cost over llama.cpp's own decode of the same tokens, in one run.
+"""Measure the cost of HTTP, prompt, queue and readout over llama.cpp's own decode of the same tokens, in one run.
 
 Every request is a state that the server has not seen, on a question that it has: the steady state of a decision, in
 which only the state and a short end are new. Right before and right after each request this process evaluates the very

@@ -212,7 +212,7 @@ def limits_page() -> str:
 
 
 def exit_codes_page() -> str:
-    """What the command exits with."""
+    """The exit code of the command."""
     rows = [[f"`{int(code)}`", code.name.lower(), meaning] for code, meaning in MEANING.items()]
     return _page(
         "Exit codes", "base/steelyard_base/exit_codes.py", "For scripts.", _table(["code", "name", "meaning"], rows)

@@ -55,7 +55,7 @@ def use_another_python() -> int:
 
 
 def inputs_hash() -> str:
-    """What the environment is a function of: the lock, the project file, the Python and the place."""
+    """The inputs of the environment: the lock, the project file, the Python and the place."""
     digest = hashlib.sha256()
     for path in (LOCK, PROJECT, NODE_LOCK, __file__):
         with open(path, "rb") as file:
@@ -65,7 +65,7 @@ def inputs_hash() -> str:
 
 
 def read_stamp() -> dict[str, str | None]:
-    """What the environment was made from; empty when it was not made, or not to the end."""
+    """The inputs that the environment was made from; empty when it was not made, or not to the end."""
     try:
         with open(STAMP, encoding="utf-8") as file:
             found = json.load(file)
@@ -75,7 +75,7 @@ def read_stamp() -> dict[str, str | None]:
 
 
 def works() -> bool:
-    """Whether the environment's Python can still be started."""
+    """Tell whether the environment's Python can still be started."""
     return os.path.exists(PYTHON) and subprocess.run([PYTHON, "-c", ""], check=False).returncode == 0  # noqa: S603
 
 
@@ -132,12 +132,12 @@ def install(wanted: dict[str, str | None], *, rebuild: bool) -> int:
 
 
 def compiler_found() -> bool:
-    """Whether CMake will find a C++ compiler."""
+    """Tell whether CMake will find a C++ compiler."""
     return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++") if name)
 
 
 def binding_installed() -> bool:
-    """Whether the environment has the locked llama.cpp binding, so that nothing needs to be built."""
+    """Tell whether the environment has the locked llama.cpp binding, so that nothing needs to be built."""
     if not os.path.exists(PYTHON):
         return False
     code = "import importlib.metadata as m; print('" + BINDING + "==' + m.version('" + BINDING + "'))"
@@ -157,7 +157,7 @@ def locked(package: str) -> str:
 
 
 def same_version() -> bool:
-    """Whether the environment was made by this version of Python."""
+    """Tell whether the environment was made by this version of Python."""
     code = "import sys; print(sys.version.split()[0])"
     answer = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
     return answer.stdout.strip() == sys.version.split()[0]

@@ -36,7 +36,7 @@ CDK_PREFIXES = (
     "ssm:",
     "vpc-provider:",
 )
-"""How the keys begin that the CDK sets itself: feature flags, metadata, and what it has looked up in an account."""
+"""The prefixes of keys that the CDK sets itself: feature flags, metadata, and what it has looked up in an account."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ BODY_LIMIT = 4 << 20
 
 @dataclass
 class Cost:
-    """What an attack took from the attacker, and what it was answered.
+    """The attacker's cost of an attack, and the answers to it.
 
     ``answers`` counts statuses; "hung up" is a request whose answer was not waited for, "refused" a connection that the
     server did not take, "cut" one that it closed without an answer.

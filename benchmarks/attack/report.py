@@ -34,7 +34,7 @@ def write(folder: Path, results: Results) -> str:
 
 
 def load(folder: Path) -> Results:
-    """What an earlier run wrote; an attack that is measured again replaces its earlier figures."""
+    """Read an earlier run; an attack that is measured again replaces its earlier figures."""
     path = folder / "attack.json"
     if not path.is_file():
         return {"runs": [], "attacks": {}, "starts": {}}

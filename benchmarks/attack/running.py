@@ -27,7 +27,7 @@ START_OF_ATTACK_S = 0.3
 
 @dataclass(frozen=True)
 class Conditions:
-    """What an attack needs of the server, besides its port.
+    """The server as an attack sees it, besides its port.
 
     Attributes:
         open_files: Limit on the server's descriptors.

@@ -29,7 +29,7 @@ PIPE_BYTES = 4096
 
 @dataclass(frozen=True)
 class Plan:
-    """How the server is started.
+    """The start of the server.
 
     Attributes:
         command: With ``{model}`` and ``{port}`` where these belong.
@@ -59,7 +59,7 @@ class Server:
 
     @property
     def alive(self) -> bool:
-        """Whether its process has not ended."""
+        """Tell whether its process has not ended."""
         return self.process.poll() is None
 
     @property
@@ -74,7 +74,7 @@ class Server:
 
     @property
     def log_bytes(self) -> int:
-        """What it has printed."""
+        """Its output so far."""
         return self.log.stat().st_size if self.log.exists() else 0
 
     def watch(self, limit: int) -> None:

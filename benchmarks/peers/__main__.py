@@ -37,7 +37,7 @@ BUSY_CORES = 0.3
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much is measured. Seconds unless the name says otherwise."""
+    """The amounts to measure. Seconds unless the name says otherwise."""
 
     in_turn_requests: int = 100
     loop: float = 60.0

@@ -23,12 +23,12 @@ class Target(Protocol):
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
         ...
 
     @property
     def path(self) -> str:
-        """Where decisions are asked for."""
+        """The path that answers decisions."""
         ...
 
     def body(self, case: Case) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Patience:
-    """How a client behaves.
+    """The behaviour of a client.
 
     Attributes:
         attempt_s: Seconds until an attempt is given up; SageMaker AI cuts a call off after 60.
@@ -190,7 +190,7 @@ def compare(record: Record, alone: list[Answer]) -> None:
 
 @dataclass(frozen=True)
 class Tally:
-    """What became of the requests of one cell. ``compared`` is how many had an answer computed alone beside them."""
+    """The outcome of one cell's requests. ``compared`` is how many had an answer computed alone beside them."""
 
     requests: int
     answered: int

@@ -1,4 +1,4 @@
-"""What is asked: an endless, numbered, deterministic supply of requests that no server has seen before.
+"""The cases: an endless, numbered, deterministic supply of requests that no server has seen before.
 
 Request ``n`` of a workload is the same for every peer and on every machine. Numbers are handed out in ranges that do
 not overlap, so that within a run no state is sent twice to a server.

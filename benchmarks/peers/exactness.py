@@ -167,7 +167,7 @@ async def _canaries(bench: Bench, target: Running, client: httpx.AsyncClient) ->
 
 
 def flatness(times: Sequence[float], values: Sequence[float]) -> dict[str, Any]:
-    """Whether memory grew, once the first quarter of the time is over.
+    """Tell whether memory grew, once the first quarter of the time is over.
 
     It is flat when the trend, carried over the whole time that was looked at, is less than 2 % of the memory at the
     beginning of it, by the upper end of its interval.

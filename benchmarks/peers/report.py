@@ -17,7 +17,7 @@ NAME = "results.json"
 
 
 def load(folder: Path) -> Results:
-    """What earlier runs left in ``folder``; later runs replace the cells that they measure again."""
+    """Read the results of earlier runs in ``folder``; later runs replace the cells that they measure again."""
     path = folder / NAME
     if not path.is_file():
         return {"runs": [], "cells": {}}
@@ -240,7 +240,7 @@ def _soak(cells: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _plot(path: Path, cells: dict[str, Any]) -> None:
-    """What was measured, one panel per question; panels without figures are left out."""
+    """Draw the figures, one panel per question; panels without figures are left out."""
     import matplotlib as mpl
 
     mpl.use("Agg")

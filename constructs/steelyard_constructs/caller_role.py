@@ -11,7 +11,7 @@ from steelyard_constructs.nag import acknowledge_wildcard
 from steelyard_constructs.refusal import Refused
 
 INVOKE_ACTIONS = ("sagemaker:InvokeEndpoint", "sagemaker:InvokeEndpointWithResponseStream")
-"""What a caller who signs requests needs on an endpoint: whole answers and streams."""
+"""The actions on an endpoint that a signing caller needs: whole answers and streams."""
 
 
 class CallerRole(Construct):

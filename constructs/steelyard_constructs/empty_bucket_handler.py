@@ -19,7 +19,7 @@ logging.getLogger().setLevel(logging.INFO)
 
 
 def is_marked(s3: Any, bucket: str) -> bool:
-    """Whether the bucket still carries the tag. It loses it when its removal policy changes to retain."""
+    """Tell whether the bucket still carries the tag. It loses it when its removal policy changes to retain."""
     try:
         tags = s3.get_bucket_tagging(Bucket=bucket)["TagSet"]
     except ClientError as error:

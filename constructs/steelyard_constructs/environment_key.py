@@ -16,7 +16,7 @@ LOG_KEY_ACTIONS = (
     "kms:ReEncryptFrom",
     "kms:ReEncryptTo",
 )
-"""What CloudWatch Logs needs of a key that encrypts a log group."""
+"""The actions on a key that CloudWatch Logs needs to encrypt a log group."""
 
 
 class EnvironmentKey(Construct):

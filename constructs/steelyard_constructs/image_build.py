@@ -24,13 +24,13 @@ PUSH_ACTIONS = (
     "ecr:PutImage",
     "ecr:UploadLayerPart",
 )
-"""What a principal needs on a repository, beside pulling, to push to it."""
+"""The actions on a repository, beside pulling, that pushing needs."""
 
 INSPECT_ACTIONS = ("ecr:DescribeImageScanFindings", "ecr:DescribeRepositories")
-"""What the build asks of a repository: whether its tags can be moved, and what its scan found."""
+"""The questions of a build to a repository: whether its tags can be moved, and what its scan found."""
 
 PREFIX = "images/"
-"""What the key of every list begins with; the image's digest follows."""
+"""The prefix of every list's key; the image's digest follows."""
 
 
 class ImageBuild(BuildProject):

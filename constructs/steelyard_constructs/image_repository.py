@@ -21,7 +21,7 @@ RELEASED_IMAGES = 10_000
 """ECR's rules need a number: how many images of releases are kept. A repository holds 20,000 by default."""
 
 PULL_ACTIONS = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
-"""What a principal needs on a repository to pull from it."""
+"""The actions on a repository that pulling needs."""
 
 
 class ImageRepository(Construct):

@@ -93,7 +93,7 @@ class ModelArtifact:
 
     @property
     def compressed(self) -> bool:
-        """Whether it is a ``.tar.gz``."""
+        """Tell whether it is a ``.tar.gz``."""
         return self.key.endswith(".tar.gz")
 
     @property

@@ -16,7 +16,7 @@ from steelyard_constructs.refusal import Refused
 from steelyard_constructs.service_principal import own_account
 
 PREFIX = "models/"
-"""What every key of a model begins with; the model's name and its manifest's hash follow."""
+"""The prefix of every key of a model; the model's name and its manifest's hash follow."""
 
 
 class ModelBuild(BuildProject):

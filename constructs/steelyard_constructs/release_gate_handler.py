@@ -27,7 +27,7 @@ MANIFEST = "model-manifest.json"
 
 
 def image_faults(ecr: Any, wanted: Any) -> Iterator[str]:
-    """What is wrong with an image: registry, repository, digest."""
+    """Find the fault of an image: registry, repository, digest."""
     registry, name, digest = wanted
     where = f"image {name}@{digest} in registry {registry}"
     try:
@@ -46,7 +46,7 @@ def image_faults(ecr: Any, wanted: Any) -> Iterator[str]:
 
 
 def model_faults(s3: Any, wanted: Any) -> Iterator[str]:
-    """What is wrong with a model: bucket, prefix, manifest's sha256, (size, sha256) by name."""
+    """Find the fault of a model: bucket, prefix, manifest's sha256, (size, sha256) by name."""
     bucket, prefix, manifest, files = wanted
     where = f"s3://{bucket}/{prefix}"
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)

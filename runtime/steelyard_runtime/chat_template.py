@@ -65,7 +65,7 @@ class BadTemplateError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What the template sees of one or more messages; ``index`` is of the message that its role comes from."""
+    """The template's view of one or more messages; ``index`` is of the message that its role comes from."""
 
     role: str
     content: str
@@ -141,12 +141,12 @@ class ChatTemplate:
 
     @property
     def system_texts(self) -> SystemTexts:
-        """Where the template takes system texts; elsewhere they are folded."""
+        """The places where the template takes system texts; elsewhere they are folded."""
         return self._system
 
     @property
     def unsuitable(self) -> str:
-        """Why it takes no plain message of a user; empty when it does."""
+        """The reason why it takes no plain message of a user; empty when it does."""
         try:
             self.render([Message("user", "Text 0.")])
         except Problem as problem:
@@ -212,7 +212,7 @@ class ChatTemplate:
         return self._processes.submit(request, convert=convert, caller=caller)
 
     def _tried(self, *roles: str, asks: bool = False) -> _Stretches | None:
-        """What the template makes of short messages, or None when it does not take them."""
+        """Render short messages; None when the template does not take them."""
         turns = [_Turn(role, f"Text {index}.", index) for index, role in enumerate(roles)]
         convert: Callable[[dict[str, Any]], _Stretches] = functools.partial(_stretches, turns=turns)
         try:
@@ -221,7 +221,7 @@ class ChatTemplate:
             return None
 
     def _system_texts(self) -> tuple[SystemTexts, bool]:
-        """Where the template takes system texts, and whether it takes several at the beginning."""
+        """Find the places where the template takes system texts, and whether it takes several at the beginning."""
         if not _in_order(self._tried("system", "user", asks=True), 2):
             # It may refuse more than the role; its own words reach the caller then.
             return ("nowhere" if self._tried("user", asks=True) else "anywhere"), True
@@ -242,7 +242,7 @@ class ChatTemplate:
 
 
 def _stretches(answer: dict[str, Any], turns: Sequence[_Turn]) -> _Stretches:
-    """What was rendered: origins and characters.
+    """A rendered prompt: origins and characters.
 
     Raises:
         Problem: It was not, or not all of it.
@@ -291,7 +291,7 @@ def _joined(*texts: str) -> str:
 
 
 def _in_order(stretches: _Stretches | None, count: int) -> bool:
-    """Whether ``count`` messages appear, each at one place and in their order."""
+    """Tell whether ``count`` messages appear, each at one place and in their order."""
     origins = [origin for origin, _ in stretches or () if origin != TEMPLATE]
     return origins == list(range(count))
 

@@ -94,7 +94,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """What the policy of a registered decision does with an answer.
+    """The ruling of a registered decision's policy on an answer.
 
     Attributes:
         decision: ``NAME@VERSION``.

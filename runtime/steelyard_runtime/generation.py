@@ -40,7 +40,7 @@ class TextPrompts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """What a chat or completion asks for, in the fields of no particular contract.
+    """A request of a chat or completion, in the fields of no particular contract.
 
     Attributes:
         prompt: Messages for the model's chat template, or texts to continue as they are.
@@ -74,7 +74,7 @@ class GenerationRequest:
 
     @property
     def choices(self) -> int:
-        """How many answers there will be: ``n`` for each prompt, those of the first prompt first."""
+        """The number of answers: ``n`` for each prompt, those of the first prompt first."""
         return self.n * (len(self.prompt.prompts) if isinstance(self.prompt, TextPrompts) else 1)
 
 
@@ -119,7 +119,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What every body of one answer repeats.
+    """The fields that every body of one answer repeats.
 
     Attributes:
         id: Unique per answer, with the contract's own prefix put before it by the encoder.

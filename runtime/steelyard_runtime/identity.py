@@ -1,4 +1,4 @@
-"""What every answer says about who gave it: model file, llama.cpp, hardware, prompt; by hashes, to be checked."""
+"""The identity in every answer: model file, llama.cpp, hardware, prompt; by hashes, to be checked."""
 
 from __future__ import annotations
 

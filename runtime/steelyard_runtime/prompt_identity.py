@@ -1,4 +1,4 @@
-"""Which words a decision's prompt has: a hash of the prompts themselves, for decisions that use every word.
+"""The identity of a decision's prompt words: a hash of the prompts themselves, for decisions that use every word.
 
 A comment or a docstring does not change it. A word of a strategy does, and so does a word that a contract adds.
 """

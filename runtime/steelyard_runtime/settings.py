@@ -370,7 +370,7 @@ def _is_service_link(name: str, value: str) -> bool:
 
 
 def _entries(config: Path) -> dict[str, Any]:
-    """What the file says, by the names of settings, and every value of its setting's very type."""
+    """Read the file by the names of settings, with every value of its setting's very type."""
     where = _legible(str(config))
     try:
         written = tomllib.loads(config.read_bytes().decode())

@@ -29,12 +29,12 @@ class Stack:
 
     @property
     def stands(self) -> bool:
-        """Whether the last thing that was done to it worked, or was taken back."""
+        """Tell whether the last thing that was done to it worked, or was taken back."""
         return self.status in ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "IMPORT_COMPLETE")
 
     @property
     def lived(self) -> bool:
-        """Whether a deployment of it ever worked."""
+        """Tell whether a deployment of it ever worked."""
         return self.status not in ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "REVIEW_IN_PROGRESS")
 
 

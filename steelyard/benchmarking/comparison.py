@@ -43,12 +43,12 @@ class Estimate:
 
     @property
     def better(self) -> bool:
-        """Whether the gain is beyond noise, and worth it."""
+        """Tell whether the gain is beyond noise, and worth it."""
         return self.high < 1 - LEAST_GAIN
 
     @property
     def hopeless(self) -> bool:
-        """Whether a gain that is worth it is beyond noise absent."""
+        """Tell whether a gain that is worth it is beyond noise absent."""
         return self.low > 1 - LEAST_GAIN
 
 

@@ -1,4 +1,4 @@
-"""What a person reads of a fitted decision."""
+"""The report on a fitted decision, for people."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _prefixes(environment: Environment) -> Iterator[str]:
 
 
 def _is_of_another(name: str, environment: Environment) -> bool:
-    """Whether an environment whose name is longer explains the name better: dev-eu's endpoint x, and dev's eu-x."""
+    """Tell whether an environment of a longer name explains the name better: dev-eu's endpoint x, and dev's eu-x."""
     longer = [other for other in environment_names() if other.startswith(f"{environment.name}-")]
     return any(name.startswith(ENDPOINTS + f"steelyard-{other}-") or f"Steelyard-{other}-" in name for other in longer)
 

@@ -192,7 +192,7 @@ class Caller(Strict):
 
     @property
     def trusts_someone(self) -> bool:
-        """Whether principals, or the account, may assume it."""
+        """Tell whether principals, or the account, may assume it."""
         return bool(self.principals) or self.whole_account
 
     @model_validator(mode="after")

@@ -58,7 +58,7 @@ IMAGE_VARIABLES = (
     "IMAGE_SBOM_KEY",
     "IMAGE_SBOM_SHA256",
 )
-"""What the builds export; ``images/*.buildspec.yml``."""
+"""The names that the builds export; ``images/*.buildspec.yml``."""
 
 
 @dataclass(frozen=True, kw_only=True)

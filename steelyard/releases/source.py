@@ -19,7 +19,7 @@ INPUTS = (
     *("base", "examples", "images", "models", "runtime"),
     *(f"steelyard/{room}" for room in ROOMS),
 )
-"""What the builds need of this repository. Everything else would make a new source, and so new builds, for nothing."""
+"""The files that the builds need. Everything else would make a new source, and so new builds, for nothing."""
 
 ASSET_EXCLUDE = (
     "/*",
@@ -28,7 +28,7 @@ ASSET_EXCLUDE = (
     *(f"!/steelyard/{room}" for room in ROOMS),
     *("__pycache__", "*.egg-info"),
 )
-"""What the CDK leaves out of the archive that builds start from, in git's words."""
+"""Patterns of files that the CDK leaves out of the archive that builds start from, as git writes them."""
 
 
 @dataclass(frozen=True, kw_only=True)

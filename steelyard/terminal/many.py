@@ -60,7 +60,7 @@ class Many:
 
     @property
     def as_rows(self) -> bool:
-        """Whether the output is rows, not tables."""
+        """Tell whether the output is rows, not tables."""
         return self.states is not None or self.out is not None or self.format is not None
 
 

@@ -70,7 +70,7 @@ class Run:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Tell whether it has not ended."""
         return not self.record["buildComplete"]
 
     def stop(self) -> None:

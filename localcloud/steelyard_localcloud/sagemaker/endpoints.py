@@ -48,7 +48,7 @@ class Endpoints:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self.is_scaled: Callable[[str, str], bool] = lambda _endpoint, _variant: False
-        """Whether Application Auto Scaling has a variant, by endpoint and name; set by the latter."""
+        """Tell whether Application Auto Scaling has a variant, by endpoint and name; set by the latter."""
 
     def create(self, parameters: Parameters) -> Parameters:
         """``CreateEndpoint``."""

@@ -38,12 +38,12 @@ class Image:
 
     @property
     def owned(self) -> bool:
-        """Whether it lies in the caller's own registry, so in the emulated one."""
+        """Tell whether it lies in the caller's own registry, so in the emulated one."""
         return bool(self.account == get_account_id())
 
     @property
     def is_chat(self) -> bool:
-        """Whether it is a published llama.cpp container of another account, the regional registry of AWS."""
+        """Tell whether it is a published llama.cpp container of another account, the regional registry of AWS."""
         return self.published_architecture is not None
 
     @property

@@ -11,7 +11,7 @@ from steelyard_runtime.decision import Action, Answer, Timing
 
 
 class ModelIdentity(Protocol):
-    """What a codec needs of ``steelyard_runtime.identity.Identity``."""
+    """The part of ``steelyard_runtime.identity.Identity`` that codecs need."""
 
     @property
     def model_id(self) -> str:
@@ -75,7 +75,7 @@ class Tokens(Wire):
 
 
 class Extensions(Wire):
-    """How an answer came about. Lists are in the order of the question's options.
+    """The details of how an answer came about. Lists are in the order of the question's options.
 
     ``x_logits`` are the raw logits of the answer slots, ``x_slot_mass`` the share of the whole vocabulary's probability
     on them (null where no token stands for an option), ``x_entropy`` is in nats. The fields from ``x_decision`` on are

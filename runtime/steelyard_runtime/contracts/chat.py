@@ -72,7 +72,7 @@ Content = Annotated[Annotated[StrictStr, TEXT] | _SomeParts, TEXT_OR_LIST]
 
 
 class PromptMessage(Strict):
-    """What the application or its user says."""
+    """A message of the application or its user."""
 
     role: Literal["system", "developer", "user"]
     content: Content
@@ -80,7 +80,7 @@ class PromptMessage(Strict):
 
 
 class AssistantMessage(Strict):
-    """What the model said earlier; without content, a turn in which it said nothing."""
+    """An earlier answer of the model; without content, a turn in which it said nothing."""
 
     role: Literal["assistant"]
     content: Annotated[Annotated[StrictStr, TEXT] | _Parts, TEXT_OR_LIST] | None = None
@@ -97,7 +97,7 @@ class AssistantMessage(Strict):
 
 
 class ToolMessage(Strict):
-    """What a tool returned."""
+    """The result of a tool."""
 
     role: Literal["tool"]
     content: Content
@@ -240,7 +240,7 @@ class Logprobs(Wire):
 
 
 class WholeMessage(Wire):
-    """What the model says."""
+    """The answer of the model."""
 
     role: Literal["assistant"]
     content: str

@@ -1,4 +1,4 @@
-"""What a wire contract is: its paths, its shape, its request and its answer, and how it reports problems.
+"""A wire contract: its paths, its shape, its request and its answer, and how it reports problems.
 
 A contract is a constant ``CONTRACT`` in a file of its own and an entry of ``registry.CONTRACTS``. Its routes, its place
 in ``/invocations``, its error bodies, its part of the OpenAPI document and its name in logs and metrics follow.
@@ -23,7 +23,7 @@ from steelyard_runtime.generation import EmbeddingRequest, Embeddings, Generatio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How a body shows that it is of a contract, where several are served on one path.
+    """The signs by which a body shows that it is of a contract, where several are served on one path.
 
     Attributes:
         title: What the contract is called in messages.

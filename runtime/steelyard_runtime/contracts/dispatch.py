@@ -1,4 +1,4 @@
-"""Which contract a body of ``/invocations`` speaks, by its shape."""
+"""Dispatch: find the contract of a body of ``/invocations`` by its shape."""
 
 from __future__ import annotations
 

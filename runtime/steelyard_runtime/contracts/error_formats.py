@@ -16,7 +16,7 @@ BodyT = TypeVar("BodyT")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ErrorFormat(Generic[BodyT]):
-    """How a family of contracts reports problems.
+    """The form in which a family of contracts reports problems.
 
     Attributes:
         name: Of the body's schema in the OpenAPI document.

@@ -1,4 +1,4 @@
-"""How much one request may ask, whatever its contract."""
+"""The limits of one request, whatever its contract."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def _equal(value: Any, neutral: Any) -> bool:
 
 
 def is_neutral(field: FieldInfo) -> bool:
-    """Whether a field is one that this server does not have."""
+    """Tell whether a field is one that this server does not have."""
     return any(isinstance(part, Neutral) for part in field.metadata)
 
 

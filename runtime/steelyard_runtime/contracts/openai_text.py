@@ -1,4 +1,4 @@
-"""What the OpenAI contracts that generate text have in common: sampling fields, refusals, bodies and chunks."""
+"""Common parts of the OpenAI contracts that generate text: sampling fields, refusals, bodies and chunks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StreamOptions(Strict):
 
 
 class SamplingFields(ServerFields):
-    """How tokens are chosen. Null is the same as absent."""
+    """The sampling of tokens. Null is the same as absent."""
 
     model: StrictStr | None = MODEL
     max_tokens: Annotated[StrictInt, Field(ge=1, le=MAX_INT32)] | None = Field(
@@ -207,7 +207,7 @@ class GenerationTimes(Wire):
 
 
 class Opening(Wire):
-    """What every body of an answer says of it."""
+    """The fields of every body of an answer."""
 
     created: int
     model: str
@@ -215,7 +215,7 @@ class Opening(Wire):
 
 
 class Provenance(Wire):
-    """What answered, to which exact prompt, at which cost; several prompts have a list of hashes."""
+    """The identity that answered, the exact prompt and the cost; several prompts have a list of hashes."""
 
     x_identity: Open
     x_prompt_sha256: Sha256 | list[Sha256]

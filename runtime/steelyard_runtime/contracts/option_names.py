@@ -37,7 +37,7 @@ _LOOKS = str.maketrans(*map("".join, zip(_CYRILLIC, _GREEK, _PUNCTUATION, strict
 
 
 def looks(name: str) -> str:
-    """What is seen of a name: equal for two names that look the same. Longer names than ``COMPARED`` are themselves.
+    """Reduce a name to its looks: equal for two that look the same. Longer names than ``COMPARED`` are themselves.
 
     Examples:
         >>> looks("\u0441\u0430fe\u0301\u200b") == looks("caf\u00e9 "), looks("US") == looks("us")

@@ -61,7 +61,7 @@ _UNIONS: tuple[Path, ...] = (("questions", ...),)
 
 
 class NoulCriteria(Strict):
-    """What counts as yes and as no; either may be left out."""
+    """Descriptions of yes and of no; either may be left out."""
 
     true: MaybeContent = None
     false: MaybeContent = None

@@ -1,4 +1,4 @@
-"""What the model reads for a JSON value."""
+"""The text that the model reads for a JSON value."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def _capped(message: str) -> str:
 
 @dataclass(slots=True)
 class Checking:
-    """What decoders hand to pydantic as its context: the server's limits, and a count of faults.
+    """The context that decoders hand to pydantic: the server's limits, and a count of faults.
 
     pydantic gathers every fault, which for a hostile body takes seconds; after ``MAX_FAULTS`` of the kinds that a body
     can repeat without bound, checking ends with a Problem.

@@ -40,7 +40,7 @@ class _Part(BaseModel):
 
 
 class Bound(_Part):
-    """What a head belongs to. It is used with nothing else: its numbers would mean nothing."""
+    """The things that a head belongs to. It is used with nothing else: its numbers would mean nothing."""
 
     contract: Annotated[str, Field(min_length=1, description="`NAME@VERSION` of the contract.")]
     question_sha256: Annotated[Sha256, Field(description="Hash of what the contract asks.")]
@@ -59,7 +59,7 @@ class Interval(_Part):
 
 
 class Figures(_Part):
-    """How good a way of deciding is on cases that it was not fitted on."""
+    """Figures of a way of deciding on cases that it was not fitted on."""
 
     accuracy: Annotated[Interval, Field(description="Share of right answers.")]
     log_loss: Annotated[Interval, Field(description="Mean of -log(probability of the right option).")]
@@ -99,7 +99,7 @@ class Description(_Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadAnswer:
-    """What a head says of one state.
+    """The answer of a head to one state.
 
     Attributes:
         probabilities: One for each option, in order; they sum to 1.

@@ -87,7 +87,7 @@ class Registered:
         )
 
     def described(self) -> dict[str, Any]:
-        """What ``GET /v1/identity`` says of it, JSON-ready."""
+        """Its entry in ``GET /v1/identity``, JSON-ready."""
         contract = self.contract
         return {
             "decision": contract.full_name,

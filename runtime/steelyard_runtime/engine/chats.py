@@ -85,13 +85,13 @@ class ChatBatcher:
         return len(self._generating) + len(self._prefills)
 
     def has_room(self, caller: str) -> bool:
-        """Whether a generation of ``caller`` could start now."""
+        """Tell whether a generation of ``caller`` could start now."""
         if any((g.job.caller == UNNAMED) == (caller == UNNAMED) for g in self._starting):
             return False
         return self._may_start(caller)
 
     def _may_start(self, caller: str) -> bool:
-        """Whether a choice of ``caller`` may have a sequence: callers without a name leave some to the others."""
+        """Tell whether a choice of ``caller`` may have a sequence: callers without a name leave some to the others."""
         if not self._free or caller != UNNAMED:
             return bool(self._free)
         unnamed = sum(choice.generation.job.caller == UNNAMED for choice in self._placed)

@@ -128,7 +128,7 @@ class Header:
 
     @property
     def truncated(self) -> bool:
-        """Whether the file ends before its tensor data does."""
+        """Tell whether the file ends before its tensor data does."""
         return self.file_bytes < self.expected_bytes
 
 

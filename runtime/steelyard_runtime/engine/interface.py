@@ -428,7 +428,7 @@ class Engine(Protocol):
         ...
 
     def health(self) -> Health:
-        """Whether work can be taken, and why not. Never blocks."""
+        """Tell whether work can be taken, and why not. Never blocks."""
         ...
 
     def encode(self, pieces: Sequence[Piece], *, start: bool) -> list[int]:
@@ -455,7 +455,7 @@ class Engine(Protocol):
         ...
 
     def is_text(self, token_id: int) -> bool:
-        """Whether callers' text may become this token of the vocabulary; control tokens and turn markers are none."""
+        """Tell whether callers' text may become this token; control tokens and turn markers are none."""
         ...
 
     def submit_score(self, job: ScoreJob) -> Future[list[Score]]:

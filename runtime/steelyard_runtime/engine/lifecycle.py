@@ -63,7 +63,7 @@ class Lifecycle:
 
     @property
     def time_is_up(self) -> bool:
-        """Whether what is left must not be begun any more."""
+        """Tell whether what is left must not be begun any more."""
         return self.stop_at is not None and time.monotonic() >= self.stop_at
 
     def check_open(self) -> None:

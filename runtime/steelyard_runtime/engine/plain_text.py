@@ -34,7 +34,7 @@ class UnwritableTextError(ValueError):
 
 
 def is_marker(spelling: str, attributes: int, *, template: str = "") -> bool:
-    r"""Whether a token structures prompts, so that text may not become it.
+    r"""Tell whether a token structures prompts, so that text may not become it.
 
     Control tokens do. User-defined and unused tokens do unless they are plainly text: one character, white space, one
     character repeated, a word, or a tag of an HTML element in ``ELEMENTS`` that the chat template does not write.
@@ -63,7 +63,7 @@ def is_marker(spelling: str, attributes: int, *, template: str = "") -> bool:
 
 
 def looks_special(spelling: str) -> bool:
-    """Whether a token that the file names as the begin or the end of a text is more than a piece of text.
+    """Tell whether a token that the file names as the begin or the end of a text is more than a piece of text.
 
     llama.cpp names some token where the file names none; that one may be a comma.
     """
@@ -129,7 +129,7 @@ tokens that it matches in one call: 80 kB of line breaks and letters took 6.7 s 
 
 @dataclass(frozen=True)
 class Boundaries:
-    """Where a text can be cut without a change of its tokens: at an end of a user-defined token that is sure to match.
+    """Places to cut a text without a change of its tokens: at an end of a user-defined token that is sure to match.
 
     llama.cpp matches user-defined tokens first, longer ones before shorter ones, and tokenizes what is between them
     alone. So a token matches whole if no other can reach over its ends: no user-defined token has the two characters

@@ -115,7 +115,7 @@ class PrefixStore:
         return self._put(key_of_text(tokens, caller=caller), snapshot, saves=len(tokens), pin=False)
 
     def has_text(self, tokens: Sequence[int], *, caller: str) -> bool:
-        """Whether exactly this text is kept."""
+        """Tell whether exactly this text is kept."""
         return key_of_text(tokens, caller=caller) in self._kept
 
     def _put(self, key: Key, snapshot: Snapshot, *, saves: int, pin: bool) -> bool:

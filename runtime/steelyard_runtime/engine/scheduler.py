@@ -175,7 +175,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Tell whether there is nothing to do."""
         return not (self._tickets or self._chats or self.chats_running)
 
     def wait_for_work(self) -> bool:
@@ -201,7 +201,7 @@ class Scheduler:
 
     @property
     def ticket_is_next(self) -> bool:
-        """Whether ``next_ticket`` would give one."""
+        """Tell whether ``next_ticket`` would give one."""
         return bool(self._tickets) and (not self.chats_running or self.turns.decision_goes_first)
 
     def requeue(self, ticket: AnyTicket, *, tokens: int, steps: int, keeps_turn: bool = False) -> None:

@@ -71,12 +71,12 @@ class ScoreRun:
 
     @property
     def prepared(self) -> bool:
-        """Whether every prompt was begun."""
+        """Tell whether every prompt was begun."""
         return self.begun == len(self.job.prompts)
 
     @property
     def done(self) -> bool:
-        """Whether every prompt has its score."""
+        """Tell whether every prompt has its score."""
         return len(self.scores) == len(self.job.prompts)
 
     def last_need(self, chain: Chain) -> int:
@@ -175,7 +175,7 @@ class Scorer:
         return len(spare.snapshot) if spare else 0
 
     def keeps_turn(self, run: ScoreRun) -> bool:
-        """Whether ``run`` keeps its turn, because what it holds would be evaluated again after the others' turns."""
+        """Tell whether ``run`` keeps its turn: what it holds would be evaluated again after the others' turns."""
         return self._spare is not None and self._spare.run is run and self._spare.owed > 0
 
     def release(self, run: ScoreRun) -> None:

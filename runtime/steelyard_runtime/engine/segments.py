@@ -71,7 +71,7 @@ def _filling(tokens: int, position: int, context: Context) -> int:
 
 
 def _tiled(context: Context) -> bool:
-    """Whether all layers look at all positions, with llama.cpp's flash attention on a CPU."""
+    """Tell whether all layers look at all positions, with llama.cpp's flash attention on a CPU."""
     model, shape = context.model, context.shape
     fast = shape.flash_attention != "off" and shape.cache_type == "f16" and not model.offloaded
     return fast and model.memory == "dense"

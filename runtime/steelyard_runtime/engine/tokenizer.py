@@ -177,7 +177,7 @@ class Tokenizer:
 
 
 def _is_word(data: bytes, end: int) -> bool:
-    """Whether the character that ends at ``end`` is a letter or a digit."""
+    """Tell whether the character that ends at ``end`` is a letter or a digit."""
     start = end - 1
     while data[start] & 0xC0 == 0x80:
         start -= 1

@@ -17,7 +17,7 @@ class Turns:
 
     @property
     def decision_goes_first(self) -> bool:
-        """Whether a waiting decision runs before the chats."""
+        """Tell whether a waiting decision runs before the chats."""
         return self._owed_s <= 0
 
     def charge_decision(self, seconds: float, *, usual_s: float) -> None:

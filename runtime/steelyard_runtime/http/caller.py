@@ -1,4 +1,4 @@
-"""Who asks: a name for taking turns, and for keeping what was evaluated of one caller's texts from all others.
+"""A caller: a name for taking turns, and for keeping what was evaluated of one caller's texts from all others.
 
 It is no authentication. Whoever stands before this server (SageMaker, a gateway) knows who calls and sets the name;
 without one, all callers are the same.

@@ -91,7 +91,7 @@ class Connections:
 
     @property
     def full(self) -> bool:
-        """Whether as many requests are in progress as may be: only questions about the server itself are answered."""
+        """Tell whether as many requests are in progress as may be; then only the server's own state is told."""
         return self.limit is not None and self._working >= self.limit
 
     def states(self) -> dict[State, int]:
@@ -216,7 +216,7 @@ def connection_limit(wanted: int, *, descriptors: int) -> int:
 
 
 def out_of_descriptors(error: OSError) -> bool:
-    """Whether the operating system has no room for another connection at present."""
+    """Tell whether the operating system has no room for another connection at present."""
     return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 

@@ -1,4 +1,4 @@
-"""How a problem is reported at a path, whether or not there is such a route."""
+"""The report of a problem at a path, whether or not there is such a route."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from steelyard_runtime.http.request_head import (
 
 HEADERS_TIMEOUT_S = 20.0
 LINGER_S = 2.0
-"""How long what a refused client still sends is read and dropped, so that it gets to read the answer."""
+"""Seconds in which a refused client's remaining bytes are read and dropped, so that it gets to read the answer."""
 READ_BYTES = 16 << 10
 """Bytes taken from a connection before the others have their turn: parsing more at once would hold up /ping."""
 SEND_BUFFER_BYTES = 128 << 10

@@ -1,4 +1,4 @@
-"""What one request leaves behind for the log line and the metrics; the routes fill it while they work."""
+"""The record of one request, for the log line and the metrics; the routes fill it while they work."""
 
 from __future__ import annotations
 

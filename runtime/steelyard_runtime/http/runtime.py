@@ -1,4 +1,4 @@
-"""What the routes work with: the settings, and the services once the model is loaded."""
+"""The things that routes work with: the settings, and the services once the model is loaded."""
 
 from __future__ import annotations
 

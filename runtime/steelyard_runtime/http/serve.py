@@ -177,7 +177,7 @@ class _Process:
 
     @property
     def loading(self) -> bool:
-        """Whether the engine is still being started."""
+        """Tell whether the engine is still being started."""
         return self._loader is not None and self._loader.is_alive()
 
     async def run(self) -> int:

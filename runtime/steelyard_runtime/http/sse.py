@@ -15,7 +15,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class GenerationEvents(Protocol):
-    """What a stream is made from: a ``Generation``, or something around one that watches its events."""
+    """The source of a stream: a ``Generation``, or something around one that watches its events."""
 
     async def __aenter__(self) -> GenerationEvents: ...
 

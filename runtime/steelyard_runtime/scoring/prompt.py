@@ -33,7 +33,7 @@ class NoFrameError(ValueError):
 
 
 class Template(Protocol):
-    """What is needed of ``chat_template.ChatTemplate``."""
+    """The part of ``chat_template.ChatTemplate`` that prompts need."""
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class Template(Protocol):
 
     @property
     def answer_position(self) -> AnswerPosition:
-        """Where its prompts end."""
+        """The end of its prompts."""
         ...
 
     def render(self, messages: Sequence[Message]) -> list[Piece]:
@@ -52,7 +52,7 @@ class Template(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Headings:
-    """What says of a part what it is; ``mark`` follows an option's label."""
+    """The words that name each part; ``mark`` follows an option's label."""
 
     state: str = ""
     question: str = ""
@@ -106,7 +106,7 @@ def frame(template: Template) -> PromptFrame:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What lies between the frame's two sides: first a part that other prompts may share, then the rest."""
+    """The text between the frame's two sides: first a part that other prompts may share, then the rest."""
 
     shared: tuple[Piece, ...]
     rest: tuple[Piece, ...]

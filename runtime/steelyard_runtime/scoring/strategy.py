@@ -110,17 +110,17 @@ class Strategy(Protocol):
 
     @property
     def hidden(self) -> bool:
-        """Whether it reads the hidden state."""
+        """Tell whether it reads the hidden state."""
         ...
 
     @property
     def in_template(self) -> bool:
-        """Whether its prompts are turns of the model's chat template; else they are plain text."""
+        """Tell whether its prompts are turns of the model's chat template; else they are plain text."""
         ...
 
     @property
     def calibrated(self) -> bool:
-        """Whether its probabilities were fitted to labelled cases."""
+        """Tell whether its probabilities were fitted to labelled cases."""
         ...
 
     def prompt_version(self, layout: Layout) -> str:

@@ -32,7 +32,7 @@ LOW_PRIORITY = 10
 """Niceness of the thread that tokenizes large texts."""
 SOONEST_MS = 100
 IDLE_S = 10.0
-"""How long a thread waits for work before it ends."""
+"""Seconds that a thread waits for work before it ends."""
 
 Stage = Literal["small", "chat", "large", "large texts"]
 _NICENESS: dict[Stage, int] = {"small": 0, "chat": 0, "large": 0, "large texts": LOW_PRIORITY}
@@ -58,11 +58,11 @@ class _Lane:
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self.seconds = 0.0
-        """How long one work usually takes."""
+        """The usual duration of one work."""
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """The count of those that wait."""
         return len(self._queue)
 
     def add(self, work: _Work) -> None:

@@ -60,7 +60,7 @@ def check_length(
 def tokens_to_generate(
     *, prompt: int, context: int, wanted: int | None, default: int, prompt_param: str, wanted_param: str
 ) -> int:
-    """How many tokens may follow a prompt.
+    """The most tokens that may follow a prompt.
 
     Args:
         prompt: Tokens of the prompt.

@@ -24,7 +24,7 @@ def patience_s(deadline: float) -> float:
 
 
 def too_late() -> Problem:
-    """What a caller is told whose deadline passed without a word from the engine."""
+    """The error of a caller whose deadline passed without a word from the engine."""
     return Problem(
         Kind.DEADLINE,
         "The engine did not finish by the deadline, nor say why; try again later, or ask another instance.",

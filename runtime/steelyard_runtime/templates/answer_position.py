@@ -1,4 +1,4 @@
-"""Where a template's prompt ends, and what has to follow so that the next token begins an answer.
+"""The end of a template's prompt, and the text that has to follow so that the next token begins an answer.
 
 Templates of reasoning models end inside an open block (``<think>``), or before a header that the model would write
 itself (``<|channel|>final<|message|>``). A probability that is read there is not one of answers. The end is compared
@@ -99,7 +99,7 @@ def examine(*, ending: str, cue: str, before_answers: str | None) -> AnswerPosit
 
 
 def _closing(tail: str) -> str | None:
-    """What closes the reasoning block that ``tail`` leaves open; None when it leaves none open."""
+    """The text that closes the reasoning block that ``tail`` leaves open; None when it leaves none open."""
     found = max(
         ((match, closer) for opener, closer in _BLOCKS for match in opener.finditer(tail)),
         key=lambda each: each[0].end(),

@@ -1,4 +1,4 @@
-"""What one template and one render may take. ``docs/reference/chat-templates.md`` is generated from this file."""
+"""The limits of one template and of one render. ``docs/reference/chat-templates.md`` is generated from this file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What in a chat template could execute something in a program that runs it without a sandbox."""
+"""A review: the parts of a chat template that could execute something in a program that runs it without a sandbox."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _findings(tree: nodes.Template, sandbox: TemplateSandbox) -> Iterator[tuple[
 
 
 def _stranger(call: nodes.Call, defined: set[str]) -> str | None:
-    """What is called, unless chat templates may call it."""
+    """Name the function that is called, unless chat templates may call it."""
     if isinstance(call.node, nodes.Name):
         return None if call.node.name in defined else f"{call.node.name}()"
     if isinstance(call.node, nodes.Getattr):

@@ -24,7 +24,7 @@ from steelyard_runtime.decision import Answer
 
 
 class PredicateAnswer(Extensions):
-    """How likely the statement is true."""
+    """The probability that the statement is true."""
 
     type: Literal["predicate"]
     name: str | None
@@ -32,7 +32,7 @@ class PredicateAnswer(Extensions):
 
 
 class ChoiceProbability(Wire):
-    """How likely one choice is."""
+    """The probability of one choice."""
 
     value: str | bool
     probability: Probability
@@ -49,7 +49,7 @@ class ChoiceAnswer(Extensions):
 
 
 class LevelProbability(Wire):
-    """How likely one level is; its value is its number."""
+    """The probability of one level; its value is its number."""
 
     label: str
     value: Count

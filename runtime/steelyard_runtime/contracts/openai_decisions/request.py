@@ -141,7 +141,7 @@ Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
 class Message(Strict):
-    """What a user, a developer or the system wrote."""
+    """A message of a user, a developer or the system."""
 
     role: Literal["user", "developer", "system"]
     content: InputContent
@@ -149,7 +149,7 @@ class Message(Strict):
 
 
 class AssistantMessage(Strict):
-    """What an assistant wrote."""
+    """A message of an assistant."""
 
     role: Literal["assistant"]
     content: AssistantContent
@@ -173,7 +173,7 @@ class FunctionCall(_ToolItem):
 
 
 class FunctionCallOutput(_ToolItem):
-    """What a function returned."""
+    """The result of a function."""
 
     type: Literal["function_call_output"]
     output: InputContent
@@ -189,7 +189,7 @@ class CustomToolCall(_ToolItem):
 
 
 class CustomToolCallOutput(_ToolItem):
-    """What a custom tool returned."""
+    """The result of a custom tool."""
 
     type: Literal["custom_tool_call_output"]
     output: InputContent
@@ -226,7 +226,7 @@ Item: TypeAlias = Annotated[
 
 
 class Predicate(Strict):
-    """How likely a statement about the input is true."""
+    """Ask for the probability that a statement about the input is true."""
 
     type: Literal["predicate"]
     instructions: Instructions

@@ -1,4 +1,4 @@
-"""What the model reads of a request."""
+"""The text that the model reads of a request."""
 
 from __future__ import annotations
 

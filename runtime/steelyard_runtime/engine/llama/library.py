@@ -100,7 +100,7 @@ def system_info() -> str:
 
 
 def gpu_available() -> bool:
-    """Whether this build of llama.cpp has a GPU backend and finds a device for it."""
+    """Tell whether this build of llama.cpp has a GPU backend and finds a device for it."""
     return bool(L.llama_supports_gpu_offload())
 
 

@@ -211,11 +211,11 @@ class Vocabulary:
         return self.token_bytes(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
 
     def is_text(self, token: int) -> bool:
-        """Whether callers' text may become ``token``."""
+        """Tell whether callers' text may become ``token``."""
         return not self._forbidden[token]
 
     def ends_generation(self, token: int) -> bool:
-        """Whether ``token`` ends a turn or a text."""
+        """Tell whether ``token`` ends a turn or a text."""
         return bool(L.llama_vocab_is_eog(self._vocab, token))
 
     @property
@@ -343,7 +343,7 @@ class Model:
 
     @property
     def causal(self) -> bool:
-        """Whether a token sees those before it only, so that a text can be evaluated in pieces."""
+        """Tell whether a token sees those before it only, so that a text can be evaluated in pieces."""
         return self.metadata(f"{self.architecture}.attention.causal") != "false"
 
     @property
@@ -357,12 +357,12 @@ class Model:
 
     @property
     def windowed(self) -> bool:
-        """Whether some layers see the last positions only, so that their cells are used again."""
+        """Tell whether some layers see the last positions only, so that their cells are used again."""
         return int(L.llama_model_n_swa(self.pointer)) > 0
 
     @property
     def generates(self) -> bool:
-        """Whether the model has a decoder with next-token logits."""
+        """Tell whether the model has a decoder with next-token logits."""
         return bool(L.llama_model_has_decoder(self.pointer)) and not L.llama_model_has_encoder(self.pointer)
 
     def close(self) -> None:

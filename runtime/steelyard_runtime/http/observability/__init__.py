@@ -1,1 +1,1 @@
-"""What an operator sees: one log line per request, and the metrics."""
+"""The operator's view: one log line per request, and the metrics."""

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 QUEUE_BYTES = 4 << 20
 """Most bytes of lines that wait to be written; the newest are dropped."""
 FLUSH_S = 1.0
-"""How long the end of the process waits for lines to be written."""
+"""Seconds that the end of the process waits for lines to be written."""
 
 
 _FOR_GOOD = (errno.EPIPE, errno.EBADF, errno.EIO, errno.ECONNRESET)
@@ -77,7 +77,7 @@ class LogWriter:
             self._changed.notify_all()
 
     def isatty(self) -> bool:
-        """Whether a person reads it on a terminal."""
+        """Tell whether a person reads it on a terminal."""
         return self._descriptor is not None and os.isatty(self._descriptor)
 
     def flush(self) -> None:

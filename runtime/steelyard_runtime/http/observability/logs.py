@@ -32,7 +32,7 @@ Clock = Callable[[], float]
 
 
 class Sink(Protocol):
-    """Where lines go, each with one call of ``write``."""
+    """The destination of lines, each with one call of ``write``."""
 
     def write(self, text: str, /) -> object:
         """Take a line."""
@@ -43,7 +43,7 @@ class Sink(Protocol):
         ...
 
     def isatty(self) -> bool:
-        """Whether a person reads it on a terminal."""
+        """Tell whether a person reads it on a terminal."""
         ...
 
 

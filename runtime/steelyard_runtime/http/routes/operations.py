@@ -60,7 +60,7 @@ class Models(Wire):
 
 
 class ExecutionParameters(Wire):
-    """What Batch Transform should send."""
+    """The parameters of Batch Transform."""
 
     MaxConcurrentTransforms: Annotated[int, Field(ge=1)]
     BatchStrategy: Literal["SINGLE_RECORD"]
@@ -136,7 +136,7 @@ def _model(name: str, served: Services) -> Model:
 
 
 async def execution_parameters(request: Request) -> Response:
-    """What Batch Transform should send: single records, no larger than a body may be."""
+    """The parameters of Batch Transform: single records, no larger than a body may be."""
     settings = runtime_of(request).settings
     payload_mb = min(_TRANSFORM_TOTAL_MB, max(1, settings.max_body_bytes >> 20))
     concurrent = max(1, min(settings.chats + 1, settings.queue_limit, _TRANSFORM_TOTAL_MB // payload_mb))
