@@ -39,6 +39,22 @@ from steelyard.environments.schema import (
     NoKey,
     NoNetwork,
 )
+from steelyard.evaluation.result import (
+    Again,
+    Answer,
+    Attacked,
+    Bin,
+    Counted,
+    EvaluatedDecision,
+    EvaluatedOption,
+    Evaluation,
+    Flips,
+    Judged,
+    Measures,
+    Noise,
+    Taken,
+    Target,
+)
 from steelyard.models.catalogue import (
     S3,
     CatalogueEntry,
@@ -69,6 +85,7 @@ from steelyard.releases.manifest import (
 )
 from steelyard.releases.packing import pack
 from steelyard_base.exit_codes import MEANING
+from steelyard_base.gates import Gates
 from steelyard_base.strict import fields_of
 from steelyard_constructs.declared_endpoint import Canary, Scaling, Schedule
 from steelyard_constructs.hardware import PooledInstance
@@ -307,6 +324,36 @@ def decisions_page() -> str:
     return _page("Decisions", "runtime/steelyard_runtime/decisions and steelyard/decisions", intro, body)
 
 
+EVALUATION_TABLES: dict[str, type] = {
+    "the file itself": Evaluation,
+    "decision": EvaluatedDecision,
+    "decision.options, one of them": EvaluatedOption,
+    "target": Target,
+    "figures": Measures,
+    "figures.reliability, one of them": Bin,
+    "figures.risk_coverage, one of them": Taken,
+    "figures.kinds and actions, one of them": Counted,
+    "figures.order_flips, paraphrase_flips, injection_flips": Flips,
+    "figures.noise": Noise,
+    "judged, one of them": Judged,
+    "an answer": Answer,
+    "reordered and repeated, one of them": Again,
+    "attacked, one of them": Attacked,
+    "[gates]": Gates,
+}
+
+
+def evaluations_page() -> str:
+    """Every field of an evaluation and of its gates."""
+    intro = (
+        "`steelyard decision evaluate` writes one JSON file with what was asked where, every answer, and the figures. "
+        "An interval has `value`, `low` and `high`. The file holds the states of the cases: keep it where they may be "
+        "kept. [Evaluate a decision](../how-to/evaluate-a-decision.md) makes one. `[gates]` is a table of a TOML file."
+    )
+    source = "steelyard/evaluation/result.py and base/steelyard_base/gates.py"
+    return _page("Evaluations", source, intro, _model_tables(EVALUATION_TABLES))
+
+
 def _pieces(side: Iterable[Piece]) -> str:
     """Text on one line, quoted as JSON."""
     return json.dumps("".join(piece.text for piece in side))
@@ -439,6 +486,7 @@ PAGES = {
     "exit-codes.md": exit_codes_page,
     "chat-templates.md": chat_templates_page,
     "decisions.md": decisions_page,
+    "evaluations.md": evaluations_page,
     "models.md": models_page,
     "environments.md": environments_page,
     "releases.md": releases_page,

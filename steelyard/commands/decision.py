@@ -199,53 +199,6 @@ def wordings(
 
 
 @app.command()
-def evaluate(
-    name: Name,
-    *,
-    cases_file: Annotated[
-        Path, typer.Option("--cases", help="Labelled cases that the head was not fitted on, as cases.jsonl has them.")
-    ],
-    model: Model = "gemma-3-270m",
-    threads: Threads = 0,
-    context_tokens: _CONTEXT_TOKENS_FLAG = 0,
-    as_json: Json = False,
-) -> None:
-    """Judge the head in a decision's folder, and its policy, on labelled cases of another file.
-
-    Accuracy, macro F1, confusion, log loss, Brier score, calibration error, risk by coverage, and what the policy does
-    with right and wrong answers. States that the head was fitted on are refused: they would look better than they are.
-    """
-    from steelyard.decisions import evaluation, workflow
-    from steelyard.decisions.folder import read_cases
-    from steelyard.decisions.report import interval_text
-
-    folder, contract, fitted_on = _read(name)
-    head, cases = workflow.read_head(folder), read_cases(cases_file, contract)
-    workflow.require_unseen(cases, fitted_on)
-    with (
-        _reader(contract, model=model, threads=threads, context_tokens=context_tokens, cases=fitted_on) as reader,
-        _bars(contract.full_name) as bars,
-    ):
-        workflow.require_bound(head, contract, reader)
-        texts = [case.text for case in cases.cases]
-        hidden = reader.read(texts, step=lambda done, total: bars.step("states", done, total))
-        found = evaluation.evaluate(contract, head, cases.cases, hidden)
-    if as_json:
-        sys.stdout.write(json.dumps(found.to_json(), ensure_ascii=False) + "\n")
-        return
-    figures = found.figures
-    console.rows(
-        [
-            ("cases", str(len(cases))),
-            ("accuracy", interval_text(figures.accuracy)),
-            ("log loss", interval_text(figures.log_loss)),
-            ("calibration error", interval_text(figures.ece)),
-        ]
-    )
-    _tell_answers(found)
-
-
-@app.command()
 def show(name: Name, *, as_json: Json = False) -> None:
     """Print a decision: its contract, hashes, cases, and the figures of its head."""
     from steelyard.decisions import workflow

@@ -15,6 +15,7 @@ from steelyard.commands import (
     demo,
     doctor,
     down,
+    evaluation,
     invoke,
     model,
     release,
@@ -30,6 +31,9 @@ app.command("serve")(serve.command)
 app.command("decide")(decide.command)
 app.command("chat")(chat.command)
 app.add_typer(model.app, name="model")
+decision.app.command("evaluate")(evaluation.evaluate)
+decision.app.command("report")(evaluation.report)
+decision.app.command("import")(evaluation.import_cases)
 app.add_typer(decision.app, name="decision")
 app.command("doctor")(doctor.command)
 app.add_typer(bench.app, name="bench")

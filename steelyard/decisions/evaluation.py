@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
 
 from steelyard.decisions import metrics
-from steelyard.decisions.features import Hidden
 from steelyard.decisions.folder import Case
 from steelyard.decisions.metrics import Array, Labels
 from steelyard_runtime.decision import Action
 from steelyard_runtime.decisions.contract import Contract
-from steelyard_runtime.decisions.head import Figures, Head
+from steelyard_runtime.decisions.head import Figures
 from steelyard_runtime.decisions.policy import decide
 
 _COVERAGES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -100,21 +98,3 @@ class Evaluation:
 
 def _counts(outcomes: dict[str, Outcome]) -> dict[str, dict[str, int]]:
     return {name: {"cases": each.cases, "wrong": each.wrong} for name, each in outcomes.items()}
-
-
-def evaluate(contract: Contract, head: Head, cases: Sequence[Case], hidden: Hidden) -> Evaluation:
-    """Answer cases with a head, as a server would.
-
-    Args:
-        contract: The decision's contract.
-        head: Its head, which was checked to belong to the model that gave the hidden states.
-        cases: Labelled cases; one or more.
-        hidden: Their hidden states, shape ``(cases, embedding_size)``.
-    """
-    answers = [head.apply(state, case.text) for state, case in zip(hidden, cases, strict=True)]
-    return Evaluation(
-        contract=contract,
-        cases=tuple(cases),
-        probabilities=np.array([answer.probabilities for answer in answers]),
-        distance_ranks=np.array([answer.distance_rank for answer in answers]),
-    )

@@ -38,6 +38,11 @@ class Case(BaseModel):
         Field(description="What is special about it, such as `ambiguous` or `out of scope`; figures are told by kind."),
     ] = None
     note: Annotated[str | None, Field(description="For people.")] = None
+    id: Annotated[str | None, Field(min_length=1, description="A name of its own, for `same_as` and reports.")] = None
+    same_as: Annotated[
+        str | None,
+        Field(description="The `id` of a case that says the same in other words: a different answer is a flip."),
+    ] = None
 
     @property
     def text(self) -> str:

@@ -210,41 +210,6 @@ def read_head(folder: Path) -> Head:
         raise CommandError(str(error), code=ExitCode.USAGE) from error
 
 
-def require_unseen(cases: Cases, fitted_on: Cases) -> None:
-    """Refuse cases from which nothing can be told.
-
-    Raises:
-        CommandError: There is none, or the head was fitted on the state of one.
-    """
-    if not len(cases):
-        raise CommandError("there are no cases to judge by", code=ExitCode.USAGE)
-    known = {case.text for case in fitted_on.cases}
-    seen = [number for number, case in enumerate(cases.cases, start=1) if case.text in known]
-    if seen:
-        raise CommandError(
-            f"the head was fitted on the states of {len(seen)} of these {len(cases)} cases, among them case {seen[0]}",
-            code=ExitCode.USAGE,
-            hint="Remove them from one of the two files.",
-        )
-
-
-def require_bound(head: Head, contract: Contract, reader: StateReader) -> None:
-    """Refuse a head that belongs to another contract, model, prompt or llama.cpp.
-
-    Raises:
-        CommandError: With each thing that differs.
-    """
-    try:
-        head.check(
-            contract=contract,
-            model_sha256=reader.model_sha256,
-            prompt_sha256=reader.prompt_sha256,
-            llama_cpp=reader.llama_cpp,
-        )
-    except HeadError as error:
-        raise CommandError(str(error), code=ExitCode.USAGE) from error
-
-
 def stale(head: Head, done: FittedDecision) -> list[str]:
     """Return how the head of a folder differs from what its contract, cases and model give now."""
     theirs, ours = head.description, done.description

@@ -86,16 +86,28 @@ def read_rows(stream: BinaryIO, *, kind: Format, fields: Fields, origin: str) ->
     Raises:
         CommandError: A row is wrong; the message has its line.
     """
-    reader = {"jsonl": _json_lines, "json": _json_list, "txt": _text_lines}.get(kind)
-    values = _table(stream, "\t" if kind == "tsv" else ",", origin) if reader is None else reader(stream, origin)
     shape: _Shape | None = None
     seen = _Seen()
-    for line, value, size in values:
+    for line, value, size in read_values(stream, kind=kind, origin=origin):
         shape = shape or _Shape.of(value, fields, origin=origin)
         identifier = shape.id(value, line, seen.count + 1)
         if (earlier := seen.add(identifier, line)) is not None:
-            raise _fault(origin, line, f"the id {_short(identifier)} is that of line {earlier} too")
+            raise fault(origin, line, f"the id {short(identifier)} is that of line {earlier} too")
         yield Row(line, identifier, shape.state(value, line), size)
+
+
+def read_values(stream: BinaryIO, *, kind: Format, origin: str) -> Iterator[tuple[int, Any, int]]:
+    """Read the values of a file, whatever they are for.
+
+    Yields:
+        The line in which it begins, the value, and its bytes in the file. The rows of a table are objects by the names
+        of the columns.
+
+    Raises:
+        CommandError: A row is wrong; the message has its line.
+    """
+    reader = {"jsonl": _json_lines, "json": _json_list, "txt": _text_lines}.get(kind)
+    return _table(stream, "\t" if kind == "tsv" else ",", origin) if reader is None else reader(stream, origin)
 
 
 def check_rows(stream: BinaryIO, *, kind: Format, fields: Fields, origin: str) -> int:
@@ -126,7 +138,7 @@ class _Shape:
         if not isinstance(first, dict):
             if fields.state or fields.id:
                 raise usage(
-                    f"the rows of {origin} have no fields: the first is {_short(first)}",
+                    f"the rows of {origin} have no fields: the first is {short(first)}",
                     "Leave --state-field and --id-field out; each row is a state.",
                 )
             return cls(origin, None, None)
@@ -139,13 +151,13 @@ class _Shape:
             return number
         found = self._field(value, self._id, line)
         if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
-            raise _fault(self._origin, line, f"the id is {_short(found)}; it must be a text or a whole number")
+            raise fault(self._origin, line, f"the id is {short(found)}; it must be a text or a whole number")
         return found
 
     def state(self, value: Any, line: int) -> Any:
         if self._state is None:
             if isinstance(value, dict):
-                raise _fault(self._origin, line, "it is an object, and the first row is a state by itself")
+                raise fault(self._origin, line, "it is an object, and the first row is a state by itself")
             found = value
         elif len(self._state) == 1:
             found = self._field(value, self._state[0], line)
@@ -155,15 +167,15 @@ class _Shape:
             self._field(value, self._id, line)
             found = {name: each for name, each in value.items() if name != self._id}
         if found is None or found in ("", [], {}):
-            raise _fault(self._origin, line, "the state is empty")
+            raise fault(self._origin, line, "the state is empty")
         return found
 
     def _field(self, value: Any, name: str | None, line: int) -> Any:
         if not isinstance(value, dict):
-            raise _fault(self._origin, line, f"it is {_short(value)}, and must be an object like the first row")
+            raise fault(self._origin, line, f"it is {short(value)}, and must be an object like the first row")
         if name is not None and name not in value:
-            known = ", ".join(map(_short, list(value)[:8])) or "none"
-            raise _fault(self._origin, line, f"the field {_short(name)} is missing; the fields are: {known}")
+            known = ", ".join(map(short, list(value)[:8])) or "none"
+            raise fault(self._origin, line, f"the field {short(name)} is missing; the fields are: {known}")
         return None if name is None else value[name]
 
 
@@ -173,16 +185,16 @@ def _lines(stream: BinaryIO, origin: str) -> Iterator[tuple[int, str, int]]:
     while raw := stream.readline(LONGEST_ROW + 1):
         number += 1
         if len(raw) > LONGEST_ROW:
-            raise _fault(origin, number, f"it has more than {LONGEST_ROW} bytes, which is the limit of a row")
+            raise fault(origin, number, f"it has more than {LONGEST_ROW} bytes, which is the limit of a row")
         if number == 1:
             raw = raw.removeprefix(b"\xef\xbb\xbf")
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             place = f"byte {error.start + 1} is 0x{raw[error.start]:02x}"
-            raise _fault(origin, number, f"it is not UTF-8 text: {place}; save the file as UTF-8") from error
+            raise fault(origin, number, f"it is not UTF-8 text: {place}; save the file as UTF-8") from error
         if "\0" in text:
-            raise _fault(origin, number, f"it holds the character NUL at {text.index(chr(0)) + 1}, which is no text")
+            raise fault(origin, number, f"it holds the character NUL at {text.index(chr(0)) + 1}, which is no text")
         yield number, text, len(raw)
 
 
@@ -213,7 +225,7 @@ def _json_list(stream: BinaryIO, origin: str) -> Iterator[tuple[int, Any, int]]:
         raise usage(f"{origin} is not UTF-8 text: byte {error.start + 1} is 0x{raw[error.start]:02x}") from error
     values = parse_json(text, origin)
     if not isinstance(values, list):
-        raise usage(f"{origin} must hold a list of states; it holds {_short(values)}")
+        raise usage(f"{origin} must hold a list of states; it holds {short(values)}")
     for number, value in enumerate(values, 1):
         _require_text(value, text, origin, number)
         yield number, value, len(text) // len(values)
@@ -231,7 +243,7 @@ def _table(stream: BinaryIO, delimiter: str, origin: str) -> Iterator[tuple[int,
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            raise _fault(origin, begins, f"it is not CSV: {error}") from error
+            raise fault(origin, begins, f"it is not CSV: {error}") from error
         if cells is None:
             return
         if not cells or (len(cells) == 1 and not cells[0].strip()):
@@ -240,7 +252,7 @@ def _table(stream: BinaryIO, delimiter: str, origin: str) -> Iterator[tuple[int,
             header = cells
             _check_header(header, origin, begins)
         elif len(cells) != len(header):
-            raise _fault(origin, begins, f"it has {len(cells)} fields, and the first row has {len(header)}")
+            raise fault(origin, begins, f"it has {len(cells)} fields, and the first row has {len(header)}")
         else:
             yield begins, dict(zip(header, cells, strict=True)), sizes.bytes
 
@@ -258,7 +270,7 @@ class _Sizes:
         for number, text, size in lines:
             self.bytes += size
             if self.bytes > LONGEST_ROW:
-                raise _fault(
+                raise fault(
                     origin, number, f"the row has more than {LONGEST_ROW} bytes here; is a quotation mark not closed?"
                 )
             yield text
@@ -266,9 +278,9 @@ class _Sizes:
 
 def _check_header(header: Sequence[str], origin: str, line: int) -> None:
     if twice := sorted({name for name in header if header.count(name) > 1}):
-        raise _fault(origin, line, f"the column {_short(twice[0])} is there twice")
+        raise fault(origin, line, f"the column {short(twice[0])} is there twice")
     if "" in header:
-        raise _fault(origin, line, f"column {list(header).index('') + 1} has no name")
+        raise fault(origin, line, f"column {list(header).index('') + 1} has no name")
 
 
 def _require_text(value: Any, text: str, origin: str, line: int) -> None:
@@ -279,14 +291,16 @@ def _require_text(value: Any, text: str, origin: str, line: int) -> None:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         what = f"\\u{ord(error.object[error.start]):04x}"
-        raise _fault(origin, line, f"it holds {what}, half of a character") from error
+        raise fault(origin, line, f"it holds {what}, half of a character") from error
 
 
-def _fault(origin: str, line: int, what: str) -> CommandError:
+def fault(origin: str, line: int, what: str) -> CommandError:
+    """Return the error for a line of an input file."""
     return usage(f"line {line} of {origin}: {what}")
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """Return a value as messages quote it: JSON, 60 characters of it at most."""
     text = json.dumps(value, ensure_ascii=True) if not isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

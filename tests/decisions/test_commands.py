@@ -95,16 +95,6 @@ def test_a_decision_from_its_contract_to_an_accepted_head(run, model, tmp_path):
     assert set(compared) == set(WORDINGS)
     assert compared[contract.readout.wording] == head.description.measured.head.model_dump(mode="json")
 
-    other = tmp_path / "other.jsonl"
-    judge = ("decision", "evaluate", "parcel-status", "--cases", other, "--model", model, "--context-tokens=256")
-    other.write_text(lines[0])
-    code, _, err = run(*judge)
-    assert (code, "fitted on the states of 1 of these 1 cases" in err) == (ExitCode.USAGE, True)
-    other.write_text("\n".join(line.replace("and", "or") for line in lines[:12]))
-    code, out, err = run(*judge, "--json")
-    assert code == ExitCode.OK, err
-    assert json.loads(out)["cases"] == 12
-
     (folder / "cases.jsonl").write_text("\n".join([*lines, lines[0].replace(" 0 ", " one more ")]) + "\n")
     code, _, err = measure(run, model)
     assert code == ExitCode.FAILED

@@ -7,11 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from steelyard.decisions.evaluation import Evaluation, Outcome, evaluate
+from steelyard.decisions.evaluation import Evaluation, Outcome
 from steelyard.decisions.folder import Case
 from steelyard.decisions.report import action_rows, kind_rows, mistake_lines
 from steelyard_runtime.decisions.contract import Contract
-from steelyard_runtime.decisions.head import Linear
 
 CONTRACT = Contract.model_validate(
     {"name": "a", "version": 1, "type": "choice", "question": "q", "no_way_out": "Every state is one of these."}
@@ -61,24 +60,3 @@ def test_the_json_has_every_figure(found):
     assert said["actions"]["automate"] == {"cases": 2, "wrong": 1}
     assert said["risk_coverage"][-1] == {"coverage": 1.0, "risk": pytest.approx(2 / 6)}
     assert {"macro_f1", "brier", "log_loss", "ece", "kinds", "contract_sha256"} <= set(said)
-
-
-def test_answers_are_the_heads():
-    rng = np.random.default_rng(0)
-    head = Linear(
-        mean=np.zeros(4),
-        scale=np.ones(4),
-        weights=rng.standard_normal((2, 4)),
-        bias=np.zeros(2),
-        centres=np.eye(4)[:2],
-        distances=np.array([0.5, 1.0]),
-        words=None,
-        word_weights=np.zeros((2, 0)),
-        temperature=1.0,
-    )
-    cases = [Case(state="x", label="a"), Case(state={"b": 1}, label="b")]
-    hidden = rng.standard_normal((2, 4)).astype(np.float32)
-    answered = evaluate(CONTRACT, head, cases, hidden)
-    for row, rank, state, case in zip(answered.probabilities, answered.distance_ranks, hidden, cases, strict=True):
-        expected = head.apply(state, case.text)
-        assert (tuple(row), rank) == (expected.probabilities, expected.distance_rank)
