@@ -37,6 +37,7 @@ class ApplicationAutoScaling:
         self._targets = AccountRegionScopedDict()
         self._policies = AccountRegionScopedDict()
         self._schedules = AccountRegionScopedDict()
+        self._tags = AccountRegionScopedDict()
         self._operations: dict[str, Callable[[Parameters], Parameters]] = {
             "RegisterScalableTarget": self.register,
             "DeregisterScalableTarget": self.deregister,
@@ -47,6 +48,9 @@ class ApplicationAutoScaling:
             "PutScheduledAction": self.put_schedule,
             "DeleteScheduledAction": self.delete_schedule,
             "DescribeScheduledActions": self._describe_schedules,
+            "ListTagsForResource": self._list_tags,
+            "TagResource": self._tag,
+            "UntagResource": self._untag,
         }
 
     def perform(self, operation: str, parameters: Parameters) -> Parameters:
@@ -83,10 +87,12 @@ class ApplicationAutoScaling:
         if high < low:
             raise ServiceError(f"MaxCapacity {high} is below MinCapacity {low}.")
         tags = target.pop("Tags", None)
-        if tags:
-            raise not_emulated("tags of a scalable target")
+        if tags and known:
+            raise ServiceError("Tags are for a new scalable target; to tag an existing one, use TagResource.")
         target.setdefault("ScalableTargetARN", _arn("scalable-target"))
         self._targets[key] = target
+        if not known:
+            self._tags[target["ScalableTargetARN"]] = dict(tags or {})
         self._bring_within(name, variant, low, high)
         return {"ScalableTargetARN": target["ScalableTargetARN"]}
 
@@ -126,6 +132,25 @@ class ApplicationAutoScaling:
         """``DeleteScheduledAction``."""
         _pop(self._schedules, f"{_key(parameters)}|{parameters['ScheduledActionName']}", "scheduled action")
         return {}
+
+    def _list_tags(self, parameters: Parameters) -> Parameters:
+        return {"Tags": dict(self._tags_of(parameters["ResourceARN"]))}
+
+    def _tag(self, parameters: Parameters) -> Parameters:
+        self._tags_of(parameters["ResourceARN"]).update(parameters["Tags"])
+        return {}
+
+    def _untag(self, parameters: Parameters) -> Parameters:
+        tags = self._tags_of(parameters["ResourceARN"])
+        for key in parameters["TagKeys"]:
+            tags.pop(key, None)
+        return {}
+
+    def _tags_of(self, arn: str) -> dict[str, str]:
+        tags: dict[str, str] | None = self._tags.get(arn)
+        if tags is None:
+            raise ServiceError(f"The specified resource doesn't exist: {arn}", code="ResourceNotFoundException")
+        return tags
 
     def policy_named(self, arn: str) -> Parameters | None:
         """The policy with that ARN."""
@@ -197,7 +222,8 @@ class ApplicationAutoScaling:
                 self._forget(key)
 
     def _forget(self, key: str) -> None:
-        self._targets.pop(key, None)
+        if (target := self._targets.pop(key, None)) is not None:
+            self._tags.pop(target["ScalableTargetARN"], None)
         for store in (self._policies, self._schedules):
             for name in [name for name in list(store.keys()) if name.startswith(f"{key}|")]:
                 store.pop(name)

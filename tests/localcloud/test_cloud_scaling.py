@@ -24,6 +24,7 @@ def scaling_resources(name: str, *, low: int = 1, high: int = 4, target: float =
                 "ResourceId": f"endpoint/{name}/variant/primary",
                 "ScalableDimension": DIMENSION,
                 "ServiceNamespace": "sagemaker",
+                "Tags": [{"Key": "team", "Value": "a"}],
                 "ScheduledActions": [
                     {
                         "ScheduledActionName": "morning",
@@ -80,10 +81,13 @@ def test_scaling_is_created_changed_and_removed(furnished: Furnished, stack: Cal
     assert (target["MinCapacity"], target["MaxCapacity"]) == (1, 4)
     assert policy["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == 5.0
     assert schedule["ScheduledActionName"] == "morning"
+    client = furnished.cloud.client("application-autoscaling")
+    assert client.list_tags_for_resource(ResourceARN=target["ScalableTargetARN"])["Tags"] == {"team": "a"}
     changed = scaling_resources(name, high=6, target=8.0)
-    changed["Target"]["Properties"]["ScheduledActions"] = []
+    changed["Target"]["Properties"] |= {"ScheduledActions": [], "Tags": [{"Key": "release", "Value": "2"}]}
     assert stack(more=changed) == "UPDATE_COMPLETE"
     assert described(furnished, "targets", name)[0]["MaxCapacity"] == 6
+    assert client.list_tags_for_resource(ResourceARN=target["ScalableTargetARN"])["Tags"] == {"release": "2"}
     assert described(furnished, "policies", name)[0]["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == 8.0
     assert described(furnished, "schedules", name) == []
     assert stack() == "UPDATE_COMPLETE"

@@ -18,9 +18,10 @@ def handlers(scaling: ApplicationAutoScaling) -> list[Handler]:
 
 def _target(scaling: ApplicationAutoScaling) -> Handler:
     def register(properties: Parameters) -> Provisioned:
-        given = {name: value for name, value in properties.items() if name != "ScheduledActions"}
+        given = {name: value for name, value in properties.items() if name not in ("ScheduledActions", "Tags")}
         parameters = shapes.from_template(SERVICE, "RegisterScalableTarget", given)
-        scaling.perform("RegisterScalableTarget", parameters)
+        arn = scaling.perform("RegisterScalableTarget", parameters)["ScalableTargetARN"]
+        _retag(scaling, arn, {tag["Key"]: tag["Value"] for tag in properties.get("Tags", [])})
         for action in properties.get("ScheduledActions", []):
             scheduled = {**{name: properties[name] for name in _TARGET}, **action}
             scaling.perform("PutScheduledAction", shapes.from_template(SERVICE, "PutScheduledAction", scheduled))
@@ -49,6 +50,13 @@ def _target(scaling: ApplicationAutoScaling) -> Handler:
         delete=delete,
         replacing=_TARGET,
     )
+
+
+def _retag(scaling: ApplicationAutoScaling, arn: str, tags: dict[str, str]) -> None:
+    present = scaling.perform("ListTagsForResource", {"ResourceARN": arn})["Tags"]
+    if gone := sorted(present.keys() - tags.keys()):
+        scaling.perform("UntagResource", {"ResourceARN": arn, "TagKeys": gone})
+    scaling.perform("TagResource", {"ResourceARN": arn, "Tags": tags})
 
 
 def _policy(scaling: ApplicationAutoScaling) -> Handler:
