@@ -47,13 +47,15 @@ def add_environment(app: cdk.App, environment: Environment, release: Release, ba
     network = None
     if not isinstance(environment.network, NoNetwork):
         network = NetworkStack(app, environment, network=environment.network, encryption_key=key)
-    build = BuildStack(
-        app,
-        environment,
-        bases=load_bases() if bases is None else bases,
-        artifacts=artifacts.store.bucket,
-        encryption_key=key,
-    )
+    build = None
+    if environment.builds_or_stores:
+        build = BuildStack(
+            app,
+            environment,
+            bases=load_bases() if bases is None else bases,
+            artifacts=artifacts.store.bucket,
+            encryption_key=key,
+        )
     shared = Shared(
         bucket_name=artifacts.bucket_name,
         encryption_key=key,
@@ -64,4 +66,5 @@ def add_environment(app: cdk.App, environment: Environment, release: Release, ba
         # The model is in the bucket of the one, the image in the registry of the other.
         endpoint = EndpointStack(app, environment, name=name, release=release, shared=shared)
         endpoint.add_stack_dependency(artifacts)
-        endpoint.add_stack_dependency(build)
+        if build is not None:
+            endpoint.add_stack_dependency(build)

@@ -328,6 +328,11 @@ class Environment(Strict):
         """The ECR repository of our image."""
         return self.images.repository or f"steelyard-{self.name}"
 
+    @property
+    def builds_or_stores(self) -> bool:
+        """Whether models or images are built here, or images kept: CloudFormation refuses a stack of nothing."""
+        return bool(self.builds.models or self.builds.images) or self.images.account is None
+
     def endpoint_name(self, name: str) -> str:
         """Return SageMaker's name of the endpoint ``name`` of this environment."""
         return f"steelyard-{self.name}-{name}"

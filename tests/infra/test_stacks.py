@@ -26,6 +26,7 @@ from steelyard_constructs.log_retention import LOG_RETENTION_DAYS
 
 # Where AWS has no resource to name, or names it only after it was made. Everything else is named.
 STAR_RESOURCES = {
+    "application-autoscaling:DescribeScalableTargets": "the list of scalable targets has no ARN",
     "cloudwatch:PutMetricData": "metrics have no ARN; a condition names the namespaces",
     "ec2:CreateNetworkInterface": "an interface's id is not known beforehand; a condition names the subnets",
     "ec2:CreateNetworkInterfacePermission": "as above",
@@ -583,6 +584,12 @@ def test_a_named_bucket_has_its_name() -> None:
 def test_an_environment_without_endpoints() -> None:
     templates = templates_of(app_of(environment(endpoints={}, builds={})))
     assert set(templates) == {"Artifacts", "Build", "Observability"}
+
+
+def test_an_environment_that_builds_and_stores_nothing_has_no_build_stack() -> None:
+    """A stack without resources is one that CloudFormation refuses."""
+    images = {"account": "111122223333", "repository": "steelyard"}
+    assert "Build" not in templates_of(app_of(environment(images=images, builds={})))
 
 
 # A change, and the types of resources whose logical ids or properties differ after it.
