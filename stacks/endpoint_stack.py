@@ -24,7 +24,7 @@ from steelyard_constructs.endpoint import VARIANT_NAME, EndpointProps
 from steelyard_constructs.endpoint_alarms import EndpointAlarms
 from steelyard_constructs.endpoint_metrics import EndpointMetrics
 from steelyard_constructs.endpoint_scaling import EndpointScaling
-from steelyard_constructs.release_gate import GatedModel, ReleaseGate
+from steelyard_constructs.release_gate import GatedModel, GatedTypes, ReleaseGate
 from steelyard_constructs.rollback_alarms import RollbackAlarms
 from steelyard_constructs.thresholds import Thresholds
 
@@ -114,6 +114,9 @@ class EndpointStack(EnvironmentStack):
             # A sample's published container stands for none, so it is in no registry.
             image=None if release.sample and image.published else image,
             model=model,
+            endpoint=GatedTypes(
+                name=self.endpoint.endpoint_name, instance_types=[each.name for each in self.endpoint.instance_types]
+            ),
             local_only=release.sample,
             encryption_key=shared.encryption_key,
             log_retention=self.log_retention,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from constructs import Construct, IConstruct
 from steelyard_constructs.image_repository import registry_of
 from steelyard_constructs.images import ImageReference
 from steelyard_constructs.inline_function import inline_function
+from steelyard_constructs.nag import acknowledge_wildcard
 from steelyard_constructs.refusal import Refused
 from steelyard_constructs.service_principal import own_account
 
@@ -28,8 +29,12 @@ HANDLER = Path(__file__).with_name("release_gate_handler.py")
 INLINE_LIMIT = 4096
 """Characters of source that Lambda takes inside a template."""
 
-_FOR_PEOPLE = re.compile(r'^ *""".*?"""\n|^ *#[^\n]*\n|  #[^\n]*', re.MULTILINE | re.DOTALL)
-"""Docstrings and comments; the handler has no string that looks like either."""
+_FOR_PEOPLE = re.compile(
+    r'^ *""".*?"""\n|^ *#[^\n]*\n|  #[^\n]*|: (?:Any|str)(?=[,)])| -> [^\n:]+(?=:(?:\n|  #))', re.MULTILINE | re.DOTALL
+)
+"""Docstrings, comments and annotations; the handler has no string that looks like one."""
+
+_INDENTED = re.compile(r"^(?: {4})+", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,19 @@ class GatedModel:
     objects: Mapping[str, tuple[int, str]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class GatedTypes:
+    """An endpoint whose instance types may not change while it is scaled.
+
+    Attributes:
+        name: Its name in SageMaker.
+        instance_types: The types that it is to have, first choice first.
+    """
+
+    name: str
+    instance_types: Sequence[str]
+
+
 class ReleaseGate(Construct):
     """A Lambda function that CloudFormation asks before it touches anything else of a stack.
 
@@ -61,7 +79,11 @@ class ReleaseGate(Construct):
     resource: CloudFormation makes it first, and asks nothing again when it rolls back, when the old release may be gone
     as well. ``guard`` makes everything else wait for it.
 
-    The role may read this image's manifest, this prefix and these objects, and nothing else.
+    Where an endpoint is named, a second resource, whose logical id follows its instance types, refuses other types
+    while the endpoint is scaled: AWS fails such an update when the new model and configuration have been made.
+
+    The role may read this image's manifest, this prefix, these objects and the list of scalable targets, and nothing
+    else.
 
     Example:
         >>> import aws_cdk as cdk
@@ -73,7 +95,7 @@ class ReleaseGate(Construct):
         >>> gate.guard(sns.Topic(stack, "MadeAfterwards", enforce_ssl=True))
 
     Attributes:
-        resource: The custom resource.
+        resources: The custom resources.
         function: The Lambda function.
         role: Its role.
         log_group: Its log group.
@@ -86,6 +108,7 @@ class ReleaseGate(Construct):
         *,
         image: ImageReference | None,
         model: GatedModel | None = None,
+        endpoint: GatedTypes | None = None,
         local_only: bool = False,
         encryption_key: kms.IKey | None = None,
         log_retention: logs.RetentionDays = logs.RetentionDays.ONE_MONTH,
@@ -98,6 +121,7 @@ class ReleaseGate(Construct):
             id: The identifier in the parent.
             image: The image; None where it stands for none that could be looked for.
             model: The model; None for one that the container fetches from a hub.
+            endpoint: The endpoint and its instance types; None for none.
             local_only: Refuse every account but 000000000000, which only an emulator can have.
             encryption_key: The KMS key of the model's bucket, and of the function's log; its policy has to let
                 CloudWatch Logs use it.
@@ -125,34 +149,54 @@ class ReleaseGate(Construct):
         if model is not None:
             objects = {name: [size, sha256] for name, (size, sha256) in sorted(model.objects.items())}
             wanted["model"] = [model.bucket, model.prefix, model.manifest_sha256, objects]
-        content = json.dumps(stack.resolve(wanted), sort_keys=True)
-        version = hashlib.sha256(content.encode()).hexdigest()[:8]
-        self.resource = cdk.CustomResource(
-            self,
-            f"Check{version}",
-            resource_type="Custom::SteelyardReleaseGate",
-            service_token=self.function.attr_arn,
-            properties={"Wanted": stack.to_json_string(wanted)},
-            service_timeout=cdk.Duration.minutes(3),
-        )
+        version = _version(stack.resolve(wanted))
+        check = self._check(f"Check{version}", wanted)
         if statements := [*_image_statements(stack, image), *_model_statements(stack, model, encryption_key)]:
             # It changes with the release too, and must not take from the old check what a new one does not need.
             policy = iam.Policy(self, f"Release{version}", roles=[self.role], statements=statements)
-            self.resource.node.add_dependency(policy)
+            check.node.add_dependency(policy)
+        self.resources = [check]
+        if endpoint is not None:
+            self.resources.append(self._types_check(endpoint))
+
+    def _check(self, name: str, wanted: Mapping[str, Any], *, kind: str = "ReleaseGate") -> cdk.CustomResource:
+        return cdk.CustomResource(
+            self,
+            name,
+            resource_type=f"Custom::Steelyard{kind}",
+            service_token=self.function.attr_arn,
+            properties={"Wanted": cdk.Stack.of(self).to_json_string(wanted)},
+            service_timeout=cdk.Duration.minutes(3),
+        )
+
+    def _types_check(self, endpoint: GatedTypes) -> cdk.CustomResource:
+        check = self._check(f"Types{_version(endpoint.instance_types)}", {"scaled": endpoint.name}, kind="TypesGate")
+        statement = iam.PolicyStatement(
+            sid="ListTargets", actions=["application-autoscaling:DescribeScalableTargets"], resources=["*"]
+        )
+        policy = iam.Policy(self, "Scaling", roles=[self.role], statements=[statement])
+        acknowledge_wildcard(policy, "*", reason="The list of scalable targets has no ARN.")
+        check.node.add_dependency(policy)
+        return check
 
     def guard(self, *constructs: IConstruct) -> None:
         """Let everything in ``constructs`` wait until the check has passed."""
         for construct in constructs:
-            construct.node.add_dependency(self.resource)
+            construct.node.add_dependency(*self.resources)
+
+
+def _version(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def inline_source() -> str:
-    """The handler as Lambda gets it: without docstrings and comments, for which a template has no room.
+    """The handler as Lambda gets it: docstrings, comments, annotations and wide indents have no room in a template.
 
     Raises:
         Refused: It has become too long.
     """
     source = _FOR_PEOPLE.sub("", HANDLER.read_text(encoding="utf-8")).lstrip()
+    source = _INDENTED.sub(lambda found: " " * (len(found[0]) // 4), source)
     if len(source) > INLINE_LIMIT:
         raise Refused(f"the handler has {len(source)} characters; Lambda takes {INLINE_LIMIT} inside a template")
     return source

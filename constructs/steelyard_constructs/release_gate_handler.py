@@ -1,4 +1,4 @@
-"""Lambda function of ReleaseGate: is what a release names there, and is it that?
+"""Lambda function of ReleaseGate: is what a release names there, and is it that? May instance types change?
 
 It is deployed as inline source: one file, less than 4096 characters without its docstrings, and boto3 only. The command
 line asks the same functions before it deploys.
@@ -66,6 +66,16 @@ def model_faults(s3: Any, wanted: Any) -> Iterator[str]:
             yield f"{where}{name} differs: sha256 {is_}, not {files[name][1]}"
 
 
+def scaling_faults(scaling: Any, endpoint: str) -> Iterator[str]:
+    """A refusal where an endpoint is scaled: it is asked about when its instance types are to change."""
+    variant = f"endpoint/{endpoint}/variant/primary"
+    if scaling.describe_scalable_targets(ServiceNamespace="sagemaker", ResourceIds=[variant])["ScalableTargets"]:
+        yield (
+            f"{endpoint} is scaled, and AWS changes no instance types under that; steelyard up does it in two "
+            "deployments"
+        )
+
+
 def checksum(s3: Any, bucket: str, key: str) -> str | None:
     """S3's own sha256 of an object; of one stored in parts, that which its writer recorded."""
     head = s3.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
@@ -73,16 +83,24 @@ def checksum(s3: Any, bucket: str, key: str) -> str | None:
     return head["Metadata"].get("sha256") if "-" in own else base64.b64decode(own).hex()
 
 
+CHECKS = (
+    ("image", "ecr", image_faults),
+    ("model", "s3", model_faults),
+    ("scaled", "application-autoscaling", scaling_faults),
+)
+
+
 def faults(wanted: Any) -> list[str]:
     """All that is wrong; a new policy takes seconds to count."""
-    account, image, model = (wanted.get(name) for name in ("account", "image", "model"))
-    if account and set(account) != {"0"}:
+    if set(wanted.get("account", "0")) != {"0"}:
         return ["a sample release is for the local cloud only; build one"]
     for rest in range(9, -1, -1):
         try:
             return [
-                *(image_faults(boto3.client("ecr"), image) if image else ()),
-                *(model_faults(boto3.client("s3"), model) if model else ()),
+                fault
+                for name, service, check in CHECKS
+                if name in wanted
+                for fault in check(boto3.client(service), wanted[name])
             ]
         except ClientError as error:
             if not rest or error.response["Error"]["Code"][:12] not in ("403", "AccessDenied"):

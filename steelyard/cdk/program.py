@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from steelyard.cdk.nodejs import ROOT, cdk_command, with_packaged_node
 from steelyard_base.exit_codes import CommandError, ExitCode
@@ -60,12 +61,21 @@ class Cdk:
 
     def declared(self) -> frozenset[str]:
         """Names of the stacks in ``assembly``."""
+        return frozenset(self._template_files())
+
+    def template(self, stack: str) -> dict[str, Any]:
+        """Return the template in ``assembly`` of a stack that is declared there."""
+        path = self.assembly / self._template_files()[stack]
+        template: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return template
+
+    def _template_files(self) -> dict[str, str]:
         manifest = json.loads((self.assembly / "manifest.json").read_text(encoding="utf-8"))
-        return frozenset(
-            str(artifact.get("properties", {}).get("stackName", identifier))
+        return {
+            str(artifact["properties"].get("stackName", identifier)): str(artifact["properties"]["templateFile"])
             for identifier, artifact in manifest["artifacts"].items()
             if artifact["type"] == "aws:cloudformation:stack"
-        )
+        }
 
     def deploy(self, *stacks: str) -> None:
         """Deploy ``stacks`` and what they depend on; all without any.

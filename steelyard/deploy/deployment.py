@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from steelyard.aws.cloudformation import Stack, find_stack
 from steelyard.aws.session import Aws, aws_errors
 from steelyard.cdk.program import Cdk
-from steelyard.deploy.endpoints import stacks_of
+from steelyard.deploy.endpoints import Say, stacks_of
+from steelyard.deploy.scaling import unscale
 from steelyard.environments.fixed import OUTPUT as FIXED
 from steelyard.environments.fixed import fixed_faults, fixed_values
 from steelyard.environments.schema import Environment
@@ -27,8 +27,6 @@ from steelyard.releases.manifest import Release, ReleasedModel
 from steelyard_base.exit_codes import CommandError, ExitCode
 
 BOOTSTRAP_STACK = "CDKToolkit"
-
-Say = Callable[[str], None]
 
 
 class Supplies(Protocol):
@@ -79,7 +77,8 @@ def prepare(aws: Aws, environment: Environment, cdk: Cdk, say: Say, *, note: Say
             f"more; it goes on, and costs money. To delete it: {deletion(aws, stack)}"
         )
     say("cdk deploy: the bucket, the registry and the builds")
-    cdk.deploy(environment.stack_name("Artifacts"), environment.stack_name("Build"))
+    parts = ("Artifacts", "Build") if environment.builds_or_stores else ("Artifacts",)
+    cdk.deploy(*(environment.stack_name(part) for part in parts))
     return artifact_bucket(aws, environment)
 
 
@@ -122,6 +121,7 @@ def deploy(
         [each for each in found if each.state is not State.OK],
         what=f"release {release.id} cannot be deployed to {environment.name}",
     )
+    unscale(aws, environment, cdk, say)
     say("cdk deploy --all")
     cdk.deploy()
     for name in environment.endpoints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,7 @@ from steelyard.environments.schema import Environment
 from steelyard_base.exit_codes import CommandError, ExitCode
 
 Kind = Literal["chat", "decision"]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

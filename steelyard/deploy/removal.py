@@ -9,8 +9,8 @@ from steelyard.aws.cloudformation import delete_stack, find_stack
 from steelyard.aws.session import Aws, aws_errors
 from steelyard.cdk.program import Cdk
 from steelyard.deploy import leftovers
-from steelyard.deploy.deployment import Say, undeclared
-from steelyard.deploy.endpoints import stacks_of
+from steelyard.deploy.deployment import undeclared
+from steelyard.deploy.endpoints import Say, stacks_of
 from steelyard.environments.schema import Environment
 from steelyard_base.exit_codes import CommandError
 

@@ -31,6 +31,7 @@ ALL: list[type[Construct]] = [
 CONSTRUCTS = [one for one in ALL if not any(other is not one and issubclass(other, one) for other in ALL)]
 
 WITHOUT_AN_ARN = {
+    "application-autoscaling:DescribeScalableTargets": "the list of scalable targets has no ARN",
     "cloudwatch:PutMetricData": "metrics have no ARN; a condition limits the namespace",
     "ecr:GetAuthorizationToken": "the login to a registry has no ARN",
     "ec2:DeleteNetworkInterfacePermission": "permissions on network interfaces have no ARN",
