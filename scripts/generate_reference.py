@@ -90,11 +90,13 @@ from steelyard_base.strict import fields_of
 from steelyard_constructs.declared_endpoint import Canary, Scaling, Schedule
 from steelyard_constructs.hardware import PooledInstance
 from steelyard_constructs.model_artifact import HubModel
+from steelyard_runtime import metrics_table
 from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.decisions.contract import Contract, Option, OptionPolicy, Policy, Readout, Thresholds
 from steelyard_runtime.decisions.head import Bound, Description, Figures, Measured
 from steelyard_runtime.engine.interface import Piece
 from steelyard_runtime.errors import TABLE
+from steelyard_runtime.http.observability.embedded import INTERVAL_S, MOST_VALUES
 from steelyard_runtime.http.openapi import document
 from steelyard_runtime.limits import LIMITS, NOTES
 from steelyard_runtime.scoring.wordings import WORDINGS
@@ -209,6 +211,69 @@ def errors_page() -> str:
     return _page(
         "Errors", "runtime/steelyard_runtime/errors.py and contracts/error_formats.py", intro, _table(heads, rows)
     )
+
+
+def metrics_page() -> str:
+    """The table of metrics."""
+    measured = [
+        [f"`{metric.name}`", metric.type.value, ", ".join(f"`{each}`" for each in metric.labels) or "-", metric.meaning]
+        for metric in metrics_table.TABLE.values()
+    ]
+    series = [
+        [
+            f"`{each.name}`",
+            each.unit.value,
+            f"`{metrics_table.ENDPOINT}`" + (f", `{metrics_table.DECISION}`" if each.by_decision else ""),
+            each.meaning,
+            f"`{metric.name}`{_where(each)}",
+            _alert(each),
+        ]
+        for metric, each in metrics_table.all_series()
+    ]
+    intro = "\n".join(
+        [
+            "`GET /metrics` has them for Prometheus, counters with `_total` at the end. No caller can make the number",
+            "of time series grow: labels have the values of routes, contracts, outcomes ([errors](errors.md)),",
+            "statuses and registered decisions.",
+        ]
+    )
+    cloud = "\n".join(
+        [
+            f"The server of a decision endpoint writes a part of them to its log, every {INTERVAL_S:g} seconds, in",
+            "CloudWatch's embedded metric format (setting `endpoint_name`). The namespace is",
+            f"`{metrics_table.NAMESPACE}`. A count is a sum (statistic `Sum`), a time has its values, for percentiles;",
+            f"of more than {MOST_VALUES} in an interval the first are told. Latencies are those of answered requests.",
+            "Health checks and other GETs are not counted. Dashboard and alarms show what stands here; what to do",
+            "about an alarm is in the [runbook](../how-to/runbook.md).",
+        ]
+    )
+    body = [
+        "## Prometheus",
+        "",
+        _table(["name", "type", "labels", "meaning"], measured),
+        "",
+        "## CloudWatch",
+        "",
+        cloud,
+        "",
+        _table(["name", "unit", "dimensions", "meaning", "counted with", "alarm"], series),
+    ]
+    return _page("Metrics", "runtime/steelyard_runtime/metrics_table.py", intro, "\n".join(body))
+
+
+def _where(series: metrics_table.Series) -> str:
+    parts = [
+        f"`{label}` " + (" or ".join(f"`{value}`" for value in sorted(values)) if len(values) < 6 else "any error")
+        for label, values in series.where.items()
+    ]
+    return f", {', '.join(parts)}" if parts else ""
+
+
+def _alert(series: metrics_table.Series) -> str:
+    if (alert := series.alert) is None:
+        return "-"
+    share = f" % of `{alert.percent_of}`" if alert.percent_of else ""
+    return f"above {alert.above:g}{share}, {alert.minutes[0]} of {alert.minutes[1]} minutes"
 
 
 def limits_page() -> str:
@@ -482,6 +547,7 @@ PAGES = {
     "commands.md": commands_page,
     "routes.md": routes_page,
     "errors.md": errors_page,
+    "metrics.md": metrics_page,
     "limits.md": limits_page,
     "exit-codes.md": exit_codes_page,
     "chat-templates.md": chat_templates_page,

@@ -26,6 +26,7 @@ from steelyard_constructs.endpoint_metrics import EndpointMetrics
 from steelyard_constructs.endpoint_scaling import EndpointScaling
 from steelyard_constructs.release_gate import GatedModel, GatedTypes, ReleaseGate
 from steelyard_constructs.rollback_alarms import RollbackAlarms
+from steelyard_constructs.server_alarms import ServerAlarms
 from steelyard_constructs.thresholds import Thresholds
 
 
@@ -83,6 +84,9 @@ class EndpointStack(EnvironmentStack):
         )
         # Made before it, the alarm of its health would go off while SageMaker makes the first instances.
         alarms.node.add_dependency(self.endpoint.endpoint)
+        if self._declared.kind == "decision":
+            own = ServerAlarms(self, "ServerAlarms", endpoint_name=endpoint_name, topic=shared.topic)
+            own.node.add_dependency(self.endpoint.endpoint)
         self._scale()
         caller = self._caller()
         self._gate(release, shared)

@@ -38,7 +38,12 @@ class ObservabilityStack(EnvironmentStack):
                 "Dashboard",
                 dashboard_name=f"Steelyard-{environment.name}",
                 endpoints=[
-                    Shown(environment.endpoint_name(name), VARIANT_NAME, gpu=endpoint.hardware is Hardware.CUDA)
+                    Shown(
+                        environment.endpoint_name(name),
+                        VARIANT_NAME,
+                        gpu=endpoint.hardware is Hardware.CUDA,
+                        ours=endpoint.kind == "decision",
+                    )
                     for name, endpoint in environment.endpoints.items()
                 ],
             )

@@ -20,8 +20,13 @@ _MAX_VARIABLES, _MAX_VALUE = 100, 1024
 PORT_NAMES = frozenset({"PORT", "STEELYARD_PORT", "SAGEMAKER_BIND_TO_PORT"})
 
 
-def decision_variables(*, gpu_layers: int | None, threads: int | None) -> dict[str, str]:
+def decision_variables(*, endpoint_name: str, gpu_layers: int | None, threads: int | None) -> dict[str, str]:
     """Return the variables that a decision endpoint sets itself.
+
+    Args:
+        endpoint_name: Its name, under which the server reports metrics.
+        gpu_layers: Layers on the GPU, -1 for all.
+        threads: Threads of llama.cpp; None leaves them to the server.
 
     Raises:
         Refused: A number is not whole.
@@ -34,6 +39,7 @@ def decision_variables(*, gpu_layers: int | None, threads: int | None) -> dict[s
         # The server listens on the loopback address by itself, where SageMaker's health check cannot reach it.
         "STEELYARD_HOST": "0.0.0.0",  # noqa: S104 - inside the container, behind SageMaker
         "STEELYARD_MODEL": MODEL_FOLDER,
+        "STEELYARD_ENDPOINT_NAME": endpoint_name,
         "STEELYARD_GPU_LAYERS": str(layers),
         **({"STEELYARD_THREADS": str(threads)} if threads is not None else {}),
     }

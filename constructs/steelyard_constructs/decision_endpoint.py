@@ -54,5 +54,5 @@ class DecisionEndpoint(Endpoint):
         check_gpu_layers(props.gpu_layers, props.hardware, needed=True)
         for fault in decision_port_faults(props.environment):
             raise Refused(fault)
-        own = decision_variables(gpu_layers=props.gpu_layers, threads=props.threads)
+        own = decision_variables(endpoint_name=props.endpoint_name, gpu_layers=props.gpu_layers, threads=props.threads)
         super().__init__(scope, id, props=props, source=model, own_environment=own)

@@ -39,6 +39,11 @@ from steelyard_constructs.rollout import deployment_config
 #: The one variant of every endpoint. Constant, because a renamed variant loses its scaling.
 VARIANT_NAME = "primary"
 
+# Of every instance and GPU, as often as SageMaker offers it, so that an alarm of a minute has six values.
+_METRICS = sagemaker.CfnEndpointConfig.MetricsConfigProperty(
+    enable_enhanced_metrics=True, enable_detailed_observability=True, metric_publish_frequency_in_seconds=10
+)
+
 # SageMaker's own rule: the API reference of CreateEndpoint.
 _ENDPOINT_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 
@@ -279,7 +284,11 @@ class Endpoint(Construct):
             ),
         )
         return sagemaker.CfnEndpointConfig(
-            self, "Config", kms_key_id=self._volume_key(props.encryption_key), production_variants=[variant]
+            self,
+            "Config",
+            kms_key_id=self._volume_key(props.encryption_key),
+            production_variants=[variant],
+            metrics_config=_METRICS,
         )
 
     @property

@@ -15,6 +15,9 @@ from steelyard_constructs.thresholds import Thresholds, check_thresholds
 _CW = cloudwatch.ComparisonOperator
 _MISSING = cloudwatch.TreatMissingData
 
+RUNBOOK = "docs/how-to/runbook.md"
+"""What to do about each alarm, in a section that is called like its construct."""
+
 
 class EndpointAlarms(Construct):
     """Tells apart what went wrong: the model's answers, the container, the callers, speed, the instances.
@@ -159,10 +162,15 @@ class EndpointAlarms(Construct):
             missing=missing,
             minutes=minutes,
         )
-        if self._topic is not None:
-            alarm.add_alarm_action(actions.SnsAction(self._topic))
-            alarm.add_ok_action(actions.SnsAction(self._topic))
+        tell(self._topic, alarm)
         return alarm
+
+
+def tell(topic: sns.ITopic | None, alarm: cloudwatch.Alarm) -> None:
+    """Have a topic told when an alarm goes off and when it is over; without a topic nobody is."""
+    if topic is not None:
+        alarm.add_alarm_action(actions.SnsAction(topic))
+        alarm.add_ok_action(actions.SnsAction(topic))
 
 
 def make_alarm(
@@ -183,7 +191,7 @@ def make_alarm(
         id: Name within it.
         metric: The metric, per minute.
         threshold: Its limit.
-        description: What it means, for the person who gets the mail.
+        description: What it means, for the person who gets the mail; where to read on is added.
         comparison: How the metric breaches it.
         missing: What minutes without data count as.
         minutes: How many minutes must breach, of how many.
@@ -197,5 +205,5 @@ def make_alarm(
         datapoints_to_alarm=minutes[0],
         evaluation_periods=minutes[1],
         treat_missing_data=missing,
-        alarm_description=description,
+        alarm_description=f"{description} What to do: {RUNBOOK}#{id.lower()}",
     )

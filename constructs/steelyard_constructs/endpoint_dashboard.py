@@ -11,6 +11,9 @@ from constructs import Construct
 
 from steelyard_constructs.endpoint_metrics import EndpointMetrics
 from steelyard_constructs.refusal import Refused
+from steelyard_constructs.server_metrics import ServerMetrics
+from steelyard_runtime import metrics_table as table
+from steelyard_runtime.metrics_table import Series
 
 _WIDTH = 24
 
@@ -23,12 +26,14 @@ class Shown:
         endpoint_name: Its name.
         variant_name: Its variant.
         gpu: Whether its instances have GPUs.
+        ours: Whether it runs our server, which has metrics of its own.
         alarms: Its alarms, whose state heads its part of the page.
     """
 
     endpoint_name: str
     variant_name: str
     gpu: bool = False
+    ours: bool = False
     alarms: Sequence[cloudwatch.IAlarm] = ()
 
 
@@ -100,6 +105,33 @@ def _rows(shown: Shown) -> Sequence[Sequence[cloudwatch.IWidget]]:
             ),
             _graph("Use of the instances, percent", [metrics.usage(each, "Average") for each in used]),
             _graph("Reports of the instances", [metrics.reports()]),
+        ],
+        *(_own_rows(ServerMetrics(shown.endpoint_name)) if shown.ours else []),
+    ]
+
+
+def _own_rows(metrics: ServerMetrics) -> Sequence[Sequence[cloudwatch.IWidget]]:
+    """Every series of the table of metrics, in graphs of one subject each."""
+
+    def graph(title: str, *shown: Series) -> cloudwatch.GraphWidget:
+        return _graph(title, [metrics.metric(each) for each in shown])
+
+    broken = [each for each in table.REQUESTS.series if each not in table.FAILURES]
+    sampled = [table.TABLE[table.QUEUE_DEPTH].series[0], table.TABLE[table.LINES_DROPPED].series[0]]
+    return [
+        [
+            graph("Refusals and faults, by class", *table.FAILURES),
+            graph("Requests, and streams that broke off", *broken),
+            graph("Starts that failed", *table.STARTS_REFUSED.series),
+        ],
+        [
+            graph("Time, p95 in milliseconds", *table.DURATION.series, *table.WAIT.series, *table.ENGINE_TIME.series),
+            graph("Tokens of prompts", *table.TOKENS.series),
+            graph("Waiting, and lines lost", *sampled),
+        ],
+        [
+            graph("Registered decisions, by what their policies did", *table.RULINGS.series),
+            graph("Why they were not automated", *table.HELD_BACK.series),
         ],
     ]
 

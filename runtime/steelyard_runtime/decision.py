@@ -8,6 +8,7 @@ from typing import Literal
 Layout = Literal["state-first", "options-first"]
 DecisionType = Literal["choice", "yesno", "score"]
 Action = Literal["automate", "review", "abstain"]
+Cause = Literal["probability", "margin", "distance", "uncalibrated", "never"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,7 @@ class Ruling:
         head_sha256: Hash of the head that gave the probabilities; None for letters.
         action: ``automate``: act on it without a person. ``review``: a person confirms it. ``abstain``: no answer.
         reason: The requirement that decided, with both numbers.
+        cause: The requirement that kept the answer from being automated; None where it is automated.
         distance_rank: Share of held-out cases that lay nearer to the labelled ones, 0 to 1; None where the readout
             measures no distance.
     """
@@ -111,6 +113,7 @@ class Ruling:
     head_sha256: str | None
     action: Action
     reason: str
+    cause: Cause | None
     distance_rank: float | None
 
 

@@ -264,6 +264,11 @@ class Settings(BaseSettings):
     log_format: Literal["auto", "json", "text"] = Field(
         "auto", description="How log lines are written: json for programs, text for people; auto is text on a terminal."
     )
+    endpoint_name: Annotated[str, _text("leave it unset where there is none"), Field(max_length=255)] | None = Field(
+        None,
+        description="Name of the endpoint that this server belongs to; the CDK sets it. With it, metrics are written "
+        "to the log every ten seconds, in CloudWatch's embedded metric format.",
+    )
     log_raw_text: bool = Field(False, description="Log callers' text. Off unless you are allowed to store it.")
 
     @field_validator("*", mode="before")

@@ -403,7 +403,7 @@ def _variable_faults(endpoint: Endpoint) -> Iterator[str]:
         yield from variable_faults({}, given)
         return
     try:
-        own = decision_variables(gpu_layers=endpoint.gpu_layers, threads=endpoint.threads)
+        own = decision_variables(endpoint_name="", gpu_layers=endpoint.gpu_layers, threads=endpoint.threads)
         own |= {DECISIONS_VARIABLE: ""}
     except Refused:
         return  # The rules about these two say so.

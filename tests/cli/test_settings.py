@@ -119,7 +119,7 @@ def test_a_wrong_variable_ends_the_start_with_status_two(start, monkeypatch, nam
 
 
 def test_the_texts_are_known():
-    assert TEXTS == ["model", "model_id", "model_aliases", "host", "chat_template", "decisions"]
+    assert TEXTS == ["model", "model_id", "model_aliases", "host", "chat_template", "decisions", "endpoint_name"]
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -163,6 +163,7 @@ def test_the_container_is_isolated_pinned_and_told_where_its_model_is():
     assert model["PrimaryContainer"] == {
         "Image": f"111122223333.dkr.ecr.eu-west-1.amazonaws.com/steelyard@{DIGEST}",
         "Environment": {
+            "STEELYARD_ENDPOINT_NAME": "decisions",
             "STEELYARD_GPU_LAYERS": "0",
             "STEELYARD_HOST": "0.0.0.0",
             "STEELYARD_MODEL": "/opt/ml/model",
@@ -593,7 +594,7 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "another timeout": ({"startup_timeout_s": 900}, {"EndpointConfig"}),
     "another way to roll out": ({"drain_s": 30}, set()),
-    "another name": ({"endpoint_name": "others"}, {"Endpoint"}),
+    "another name": ({"endpoint_name": "others"}, {"Model", "EndpointConfig", "Endpoint"}),
 }
 
 
@@ -662,7 +663,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "too many variables": (
         {"environment": {f"V{number}": "1" for number in range(98)}},
-        ["101 environment variables", "SageMaker takes 100"],
+        ["102 environment variables", "SageMaker takes 100"],
     ),
     "an image of another region": (
         {"image": ImageReference("steelyard", DIGEST, region="us-east-1")},

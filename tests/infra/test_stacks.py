@@ -330,6 +330,7 @@ def test_a_decision_endpoint_on_processors() -> None:
     assert text(container["Image"]).find(f"dkr.ecr.us-east-1.amazonaws.com/steelyard-dev@{digest}") > 0
     assert container["Environment"] == {
         **served.variables,
+        "STEELYARD_ENDPOINT_NAME": "steelyard-dev-decision",
         "STEELYARD_GPU_LAYERS": "0",
         "STEELYARD_HOST": "0.0.0.0",
         "STEELYARD_MODEL": "/opt/ml/model",

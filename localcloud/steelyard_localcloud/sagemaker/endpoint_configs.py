@@ -14,7 +14,7 @@ from steelyard_localcloud.sagemaker.names import arn
 from steelyard_localcloud.sagemaker.tags import TagStore
 from steelyard_localcloud.wire import Parameters
 
-_EMULATED = {"EndpointConfigName", "ProductionVariants", "KmsKeyId", "Tags"}
+_EMULATED = {"EndpointConfigName", "ProductionVariants", "KmsKeyId", "MetricsConfig", "Tags"}
 _EMULATED_VARIANT = {
     "VariantName",
     "ModelName",

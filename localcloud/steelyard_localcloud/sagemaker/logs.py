@@ -14,6 +14,7 @@ from pathlib import Path
 from ministack.core.responses import get_account_id, get_region, request_scope
 from ministack.services import cloudwatch_logs
 
+from steelyard_localcloud.cloudwatch import embedded
 from steelyard_localcloud.service_role import ServiceRole
 
 GROUP_PREFIX = "/aws/sagemaker/Endpoints/"
@@ -85,3 +86,5 @@ class EndpointLog:
             cloudwatch_logs._create_log_stream(where)
         events = [{"timestamp": stamp, "message": line} for stamp, line in batch]
         cloudwatch_logs._put_log_events({**where, "logEvents": events})
+        for _, line in batch:
+            embedded.publish(line)

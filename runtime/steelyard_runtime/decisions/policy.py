@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from steelyard_runtime.decision import Action
+from steelyard_runtime.decision import Action, Cause
 from steelyard_runtime.decisions.contract import Contract, Thresholds
 
 
@@ -17,6 +17,7 @@ class Verdict:
     Attributes:
         action: ``automate``: act on it without a person. ``review``: a person confirms it. ``abstain``: no answer.
         reason: The requirement that decided, with both numbers.
+        cause: Its kind; None where the answer is automated.
         option: Index of the likeliest option; the first of equals.
         probability: Of that option.
         margin: Difference to the next option's probability.
@@ -25,6 +26,7 @@ class Verdict:
 
     action: Action
     reason: str
+    cause: Cause | None
     option: int
     probability: float
     margin: float
@@ -52,19 +54,22 @@ def decide(
     automate, review = contract.requirements(name)
     measured = _Measured(probability=probabilities[option], margin=margin, distance_rank=distance_rank)
     action: Action
+    cause: Cause | None
     if (missed := _missed(review, measured)) is not None:
-        action, reason = "abstain", f"review needs {missed} for {name!r}"
+        action, cause, reason = "abstain", missed.cause, f"review needs {missed.text} for {name!r}"
     elif automate is None:
-        action, reason = "review", f"the policy never automates {name!r}"
+        action, cause, reason = "review", "never", f"the policy never automates {name!r}"
     elif not calibrated:
-        action, reason = "review", "the probabilities are uncalibrated, and only calibrated ones are automated"
+        action, cause = "review", "uncalibrated"
+        reason = "the probabilities are uncalibrated, and only calibrated ones are automated"
     elif (missed := _missed(automate, measured)) is not None:
-        action, reason = "review", f"automate needs {missed} for {name!r}"
+        action, cause, reason = "review", missed.cause, f"automate needs {missed.text} for {name!r}"
     else:
-        action, reason = "automate", f"all requirements of automate hold for {name!r}"
+        action, cause, reason = "automate", None, f"all requirements of automate hold for {name!r}"
     return Verdict(
         action=action,
         reason=reason,
+        cause=cause,
         option=option,
         probability=measured.probability,
         margin=margin,
@@ -79,17 +84,25 @@ class _Measured:
     distance_rank: float | None
 
 
-def _missed(thresholds: Thresholds, measured: _Measured) -> str | None:
+@dataclass(frozen=True, slots=True)
+class _Missed:
+    cause: Cause
+    text: str
+
+
+def _missed(thresholds: Thresholds, measured: _Measured) -> _Missed | None:
     """Return the first requirement that does not hold, with the measured number; None where all hold."""
     if measured.probability < thresholds.probability:
-        return f"a probability of at least {thresholds.probability!r} and it is {measured.probability!r}"
+        text = f"a probability of at least {thresholds.probability!r} and it is {measured.probability!r}"
+        return _Missed("probability", text)
     if measured.margin < thresholds.margin:
-        return f"a margin of at least {thresholds.margin!r} and it is {measured.margin!r}"
+        return _Missed("margin", f"a margin of at least {thresholds.margin!r} and it is {measured.margin!r}")
     if thresholds.distance < 1:
         if measured.distance_rank is None:
-            return f"a distance rank of at most {thresholds.distance!r} and none is measured"
+            return _Missed("distance", f"a distance rank of at most {thresholds.distance!r} and none is measured")
         if measured.distance_rank > thresholds.distance:
-            return f"a distance rank of at most {thresholds.distance!r} and it is {measured.distance_rank!r}"
+            text = f"a distance rank of at most {thresholds.distance!r} and it is {measured.distance_rank!r}"
+            return _Missed("distance", text)
     return None
 
 

@@ -30,6 +30,10 @@ class RegistryError(ValueError):
     """The registered decisions cannot be served; the message says which file, what is wrong and what to do."""
 
 
+class MismatchedHeadError(RegistryError):
+    """A head was fitted on another model, prompt, contract or build than this server's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
     """One registered decision.
@@ -74,6 +78,7 @@ class Registered:
             head_sha256=self.head.sha256 if self.head else None,
             action=verdict.action,
             reason=verdict.reason,
+            cause=verdict.cause,
             distance_rank=verdict.distance_rank,
         )
 
@@ -138,7 +143,7 @@ class Registry:
             prompt_sha256: The hash of a wording's tokens.
 
         Raises:
-            RegistryError: With each thing that differs.
+            MismatchedHeadError: With each thing that differs.
         """
         for each in self.decisions.values():
             if each.head is None:
@@ -151,9 +156,9 @@ class Registry:
                     llama_cpp=identity.llama_cpp,
                 )
             except HeadError as error:
-                raise RegistryError(str(error)) from error
+                raise MismatchedHeadError(str(error)) from error
             if (size := each.head.description.embedding_size) != identity.model.embedding_size:
-                raise RegistryError(
+                raise MismatchedHeadError(
                     f"the head of {each.contract.full_name} takes {size} numbers and the model's hidden states have "
                     f"{identity.model.embedding_size}; fit it again: steelyard decision fit {each.contract.name}"
                 )

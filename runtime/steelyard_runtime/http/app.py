@@ -17,7 +17,7 @@ from steelyard_runtime.contracts.contract import AnyContract
 from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.error_paths import format_of_paths
-from steelyard_runtime.http.observability.logs import make_log
+from steelyard_runtime.http.observability.logs import Sink, make_log
 from steelyard_runtime.http.observability.metrics import Metrics
 from steelyard_runtime.http.observability.middleware import Observe
 from steelyard_runtime.http.openapi import document
@@ -33,9 +33,17 @@ def create_app(
     *,
     contracts: Sequence[AnyContract] = CONTRACTS,
     log: FilteringBoundLogger | None = None,
+    sink: Sink | None = None,
 ) -> Starlette:
-    """The ASGI application over ``runtime``, whose services may arrive later; it speaks ``contracts``."""
-    metrics = Metrics(runtime)
+    """The ASGI application over ``runtime``, whose services may arrive later.
+
+    Args:
+        runtime: Settings and services.
+        contracts: Its wire contracts.
+        log: Takes a line for each request.
+        sink: Takes lines that are for programs: metrics.
+    """
+    metrics = Metrics(runtime, sink=sink)
     served = operations(contracts)
     app = Starlette(
         routes=[Route(each.path, each.endpoint, methods=[each.method]) for each in served],

@@ -12,9 +12,8 @@ from starlette.requests import Request
 from steelyard_runtime.contracts.error_formats import ErrorFormat
 from steelyard_runtime.decision import Answer, Ruling, TokenCounts
 from steelyard_runtime.engine.interface import Done
+from steelyard_runtime.metrics_table import OK
 
-OK = "ok"
-CLIENT_LEFT = "client_left"
 _SCOPE_KEY = "steelyard.record"
 
 

@@ -25,7 +25,7 @@ import uvicorn
 from structlog.typing import FilteringBoundLogger
 
 from steelyard_runtime.chat_template import BadTemplateError
-from steelyard_runtime.decisions.registry import RegistryError
+from steelyard_runtime.decisions.registry import MismatchedHeadError, RegistryError
 from steelyard_runtime.http.app import create_app
 from steelyard_runtime.http.connections import (
     Connections,
@@ -34,6 +34,7 @@ from steelyard_runtime.http.connections import (
     raise_descriptor_limit,
 )
 from steelyard_runtime.http.listener import Listener
+from steelyard_runtime.http.observability.embedded import INTERVAL_S
 from steelyard_runtime.http.observability.log_writer import LogWriter
 from steelyard_runtime.http.observability.logs import (
     Sink,
@@ -42,9 +43,11 @@ from steelyard_runtime.http.observability.logs import (
     forward_standard_logging,
     make_log,
 )
+from steelyard_runtime.http.observability.metrics import Metrics
 from steelyard_runtime.http.protocol import Protocol
 from steelyard_runtime.http.runtime import Runtime, Services, build_services
 from steelyard_runtime.legible import reason_of
+from steelyard_runtime.metrics_table import STARTS_REFUSED
 from steelyard_runtime.settings import Settings, SettingsError, load_settings
 
 STOPPED = 0
@@ -156,11 +159,13 @@ class _Process:
         self._runtime = Runtime(settings=settings, connections=counted)
         if isinstance(sink, LogWriter):
             self._runtime.dropped_lines = lambda: sink.dropped
+        self._app = create_app(self._runtime, log=log, sink=sink)
+        self._metrics: Metrics = self._app.state.metrics
         self._stop = asyncio.Event()
         self._loader: threading.Thread | None = None
         self._server = _Server(
             uvicorn.Config(
-                create_app(self._runtime, log=log),
+                self._app,
                 http=Protocol,
                 ws="none",
                 lifespan="off",
@@ -191,12 +196,20 @@ class _Process:
             return FAILED
         self._take_signals()
         serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        telling = asyncio.create_task(self._tell_metrics())
         status = await self._supervise(listener)
         self._server.should_exit = True
         closing = asyncio.create_task(self._close_engine(status))
         await serving
         await closing
+        telling.cancel()
+        self._metrics.flush()
         return status
+
+    async def _tell_metrics(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            self._metrics.flush()
 
     def _listen(self) -> socket.socket:
         host, port = self._settings.host, self._settings.port
@@ -273,18 +286,23 @@ class _Process:
         try:
             from steelyard_runtime.engine.start import EngineStartError, start_engine
         except ImportError as error:
-            self._runtime.reason = "llama.cpp could not be loaded"
+            self._refuse_start("llama.cpp could not be loaded")
             self._log.error("start_failed", reason=str(error))
             return None
         try:
             return build_services(self._settings, start_engine(self._settings))
         except (EngineStartError, BadTemplateError, RegistryError) as error:
-            self._runtime.reason = "the model could not be loaded"
+            mismatched = isinstance(error, MismatchedHeadError)
+            self._refuse_start("the model could not be loaded", counted="mismatched_head" if mismatched else "other")
             self._log.error("start_failed", reason=str(error))
         except Exception as error:
-            self._runtime.reason = "the model could not be loaded"
+            self._refuse_start("the model could not be loaded")
             self._log.error("start_failed", reason=reason_of(error), **describe_exception(error, self._settings))
         return None
+
+    def _refuse_start(self, reason: str, *, counted: str = "other") -> None:
+        self._runtime.reason = reason
+        self._metrics.add(STARTS_REFUSED, labels={"reason": counted})
 
     async def _watch(self, services: Services, stop: asyncio.Task[bool]) -> int:
         while not stop.done():

@@ -102,17 +102,19 @@ class Repeats:
             return left_out
 
 
-class _Undisturbed:
+class Undisturbed:
     """A stream whose end disturbs nobody: a line that cannot be written costs no caller the answer."""
 
     def __init__(self, stream: Sink) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
+        """Write a line, or nothing."""
         with suppress(OSError, ValueError):  # a reader that is gone; a stream that is closed
             self._stream.write(text)
 
     def flush(self) -> None:
+        """Flush, if that is possible."""
         with suppress(OSError, ValueError):
             self._stream.flush()
 
@@ -122,7 +124,7 @@ def make_log(settings: Settings, stream: Sink | None = None) -> FilteringBoundLo
     sink = stream or sys.stdout
     text = settings.log_format == "text" or (settings.log_format == "auto" and _is_terminal(sink))
     log: FilteringBoundLogger = structlog.wrap_logger(
-        structlog.WriteLogger(cast(TextIO, _Undisturbed(sink))),
+        structlog.WriteLogger(cast(TextIO, Undisturbed(sink))),
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.log_level]),
         processors=[
             structlog.processors.add_log_level,

@@ -1,7 +1,6 @@
-"""Prometheus metrics: requests by outcome, latencies, the engine's own counters. One registry per application.
+"""Count what the table of metrics lists: for Prometheus, and for CloudWatch where the log goes there.
 
-Every label value comes from a fixed set (route templates, contract names, outcome names, statuses, registered
-decisions), so that no caller can make the number of time series grow.
+One registry per application.
 """
 
 from __future__ import annotations
@@ -13,119 +12,120 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from steelyard_runtime import metrics_table as table
 from steelyard_runtime.engine import memory
-from steelyard_runtime.engine.interface import Counters
 from steelyard_runtime.http.connections import REASONS
+from steelyard_runtime.http.observability.embedded import EmbeddedMetrics
+from steelyard_runtime.http.observability.logs import Sink
 from steelyard_runtime.http.record import RequestRecord
 from steelyard_runtime.http.runtime import Runtime
+from steelyard_runtime.metrics_table import TABLE, Metric, Type, Unit
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 240.0)
-_TOKEN_SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0)
-
-# Attribute of Counters -> what it counts.
-_TOTALS = {
-    "decoded_tokens": "Tokens that went through llama_decode, with the few that fill up its rows.",
-    "reused_tokens": "Prompt tokens that were already in a kept prefix.",
-    "generated_tokens": "Tokens generated for chats and completions.",
-    "decodes": "Calls of llama_decode.",
-    "decisions": "Questions scored.",
-    "generations": "Chats and completions finished.",
-    "embeddings": "Texts embedded.",
-    "rejected": "Requests refused at admission.",
-    "cancelled": "Requests cancelled, because their clients left.",
-    "faults": "Requests that the engine failed on and gave up alone.",
-    "joined": "Requests that shared the evaluation of an exact duplicate.",
-    "interruptions": "Times that a chat's decode was stopped in the middle for what goes first.",
-    "prefix_hits": "Prompts whose beginning was found among the kept prefixes.",
-    "prefix_misses": "Prompts whose beginning had to be evaluated.",
-    "prefix_evictions": "Kept prefixes dropped to make room.",
-    "busy_seconds": "Seconds that the engine's thread spent working.",
-}
-_GAUGES = {
-    "prefix_bytes": "Bytes of kept prefixes.",
-    "prefixes": "Kept prefixes.",
-    "queue_depth": "Requests waiting for the engine.",
-    "active_generations": "Chats and completions being generated.",
-}
 
 
 class Metrics:
-    """The metrics of one application."""
+    """The metrics of one application.
 
-    def __init__(self, runtime: Runtime) -> None:
+    Args:
+        runtime: What is read when somebody asks.
+        sink: Where lines for CloudWatch go; they are written where the settings name an endpoint.
+    """
+
+    def __init__(self, runtime: Runtime, *, sink: Sink | None = None) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "steelyard_http_requests",
-            "Requests by outcome.",
-            ("route", "contract", "outcome", "status"),
-            registry=self.registry,
-        )
-        self._duration = Histogram(
-            "steelyard_http_request_duration_seconds",
-            "From the request's headers to the end of its answer.",
-            ("route", "contract"),
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._queue = Histogram(
-            "steelyard_queue_seconds",
-            "Waiting for the engine.",
-            ("contract",),
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._engine = Histogram(
-            "steelyard_engine_seconds",
-            "Inside the engine.",
-            ("contract",),
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._first_token = Histogram(
-            "steelyard_time_to_first_token_seconds",
-            "From the request's headers to the first generated token of a chat or completion.",
-            ("contract",),
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._token = Histogram(
-            "steelyard_time_per_output_token_seconds",
-            "Time for each generated token after the first, of one choice.",
-            ("contract",),
-            buckets=_TOKEN_SECONDS,
-            registry=self.registry,
-        )
-        self._rulings = Counter(
-            "steelyard_registered_decisions",
-            "Answers to registered decisions, by what their policies did with them.",
-            ("decision", "action"),
-            registry=self.registry,
-        )
+        self._runtime = runtime
+        self._families = {metric.name: _family(metric, self.registry) for metric in table.MEASURED}
+        self._lines_dropped = 0
+        self._embedded: EmbeddedMetrics | None = None
+        if sink is not None and (endpoint := runtime.settings.endpoint_name) is not None:
+            self._embedded = EmbeddedMetrics(sink, endpoint=endpoint, read=self._read_series)
         self.registry.register(EngineCollector(runtime))
         self.registry.register(ConnectionCollector(runtime))
 
-    def observe(self, record: RequestRecord, *, route: str, status: int, duration_s: float) -> None:
-        """Count one finished request; ``route`` is a route's template or ``"unmatched"``."""
-        self._requests.labels(route, record.contract, record.outcome, str(status)).inc()
-        self._duration.labels(route, record.contract).observe(duration_s)
+    def add(self, metric: Metric, value: float = 1.0, *, labels: Mapping[str, str], for_log: bool = True) -> None:
+        """Count a value of a metric of the table.
+
+        Args:
+            metric: One of ``MEASURED``.
+            value: How much, in the metric's own unit.
+            labels: Values of all its labels.
+            for_log: Whether its series in the log count it, too.
+        """
+        child = self._families[metric.name].labels(**labels)
+        if isinstance(child, Counter):
+            child.inc(value)
+        else:
+            child.observe(value)
+        if self._embedded is None or not for_log:
+            return
+        for series in metric.series:
+            if series.holds(labels):
+                scaled = value * 1000 if series.unit is Unit.MILLISECONDS else value
+                self._embedded.add(series, scaled, decision=labels.get("decision"))
+
+    def observe(self, record: RequestRecord, *, route: str, status: int, duration_s: float, asked: bool) -> None:
+        """Count one finished request.
+
+        Args:
+            record: What is known of it.
+            route: A route's template or ``"unmatched"``.
+            status: Its HTTP status.
+            duration_s: Seconds to the end of its answer.
+            asked: Whether it came with a body. Others are health checks and their like; CloudWatch has none of them.
+        """
+        contract = {"contract": record.contract}
+        outcome = {"route": route, **contract, "outcome": record.outcome, "status": str(status)}
+        answered = asked and record.outcome == table.OK
+        self.add(table.REQUESTS, labels=outcome, for_log=asked)
+        self.add(table.DURATION, duration_s, labels={"route": route, **contract}, for_log=answered)
         for ruling in record.rulings:
-            self._rulings.labels(ruling.decision, ruling.action).inc()
-        if record.queue_ms is not None:
-            self._queue.labels(record.contract).observe(record.queue_ms / 1000)
-        if record.engine_ms is not None:
-            self._engine.labels(record.contract).observe(record.engine_ms / 1000)
-        if record.first_token_s is not None:
-            self._first_token.labels(record.contract).observe(record.first_token_s)
-        if record.token_s is not None:
-            self._token.labels(record.contract).observe(record.token_s)
+            self.add(table.RULINGS, labels={"decision": ruling.decision, "action": ruling.action})
+            if ruling.cause is not None:
+                self.add(table.HELD_BACK, labels={"decision": ruling.decision, "cause": ruling.cause})
+        if record.tokens_prompt:
+            self.add(table.TOKENS, record.tokens_evaluated, labels={**contract, "how": "evaluated"})
+            self.add(table.TOKENS, record.tokens_reused, labels={**contract, "how": "reused"})
+        times = (
+            (table.WAIT, None if record.queue_ms is None else record.queue_ms / 1000),
+            (table.ENGINE_TIME, None if record.engine_ms is None else record.engine_ms / 1000),
+            (table.FIRST_TOKEN, record.first_token_s),
+            (table.TOKEN_TIME, record.token_s),
+        )
+        for metric, seconds in times:
+            if seconds is not None:
+                self.add(metric, seconds, labels=contract)
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def flush(self) -> None:
+        """Write what was counted to the log, where it goes to CloudWatch."""
+        if self._embedded is not None:
+            self._embedded.flush()
+
+    def _read_series(self) -> Mapping[str, float]:
+        dropped = self._runtime.dropped_lines()
+        more, self._lines_dropped = dropped - self._lines_dropped, dropped
+        found = {_series_of(table.LINES_DROPPED): float(more)} if more else {}
+        if (services := self._runtime.services) is not None:
+            found[_series_of(table.QUEUE_DEPTH)] = float(services.engine.counters.queue_depth)
+        return found
+
+
+def _family(metric: Metric, registry: CollectorRegistry) -> Counter | Histogram:
+    if metric.type is Type.HISTOGRAM:
+        return Histogram(metric.name, metric.meaning, metric.labels, buckets=metric.buckets, registry=registry)
+    return Counter(metric.name, metric.meaning, metric.labels, registry=registry)
+
+
+def _series_of(name: str) -> str:
+    (series,) = TABLE[name].series
+    return series.name
 
 
 class EngineCollector(Collector):
@@ -134,20 +134,20 @@ class EngineCollector(Collector):
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[Family]:
         """Readiness always; counters and identity once there is an engine."""
-        yield GaugeMetricFamily(
-            "steelyard_ready", "1 when /ping answers 200.", value=float(self._runtime.health().ready)
-        )
+        yield _one(table.READY, float(self._runtime.health().ready))
         services = self._runtime.services
         if services is None:
             return
-        yield from _engine_metrics(services.engine.counters)
-        yield _by_label("steelyard_start_seconds", "What the start took.", "stage", services.engine.start_seconds)
+        counters = services.engine.counters
+        for name in (*table.ENGINE_COUNTERS, *table.ENGINE_GAUGES):
+            yield _one(table.ENGINE + name, float(getattr(counters, name)))
+        yield _by_label(table.START_SECONDS, services.engine.start_seconds)
         if (use := memory.used()) is not None:
-            yield _by_label("steelyard_memory_bytes", "The process's memory.", "kind", asdict(use))
+            yield _by_label(table.MEMORY, asdict(use))
         engine = services.engine.identity
-        info = InfoMetricFamily("steelyard_identity", "What is being served.")
+        info = InfoMetricFamily(table.IDENTITY, TABLE[table.IDENTITY].meaning)
         info.add_metric(
             [],
             {
@@ -169,49 +169,28 @@ class ConnectionCollector(Collector):
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[Family]:
         """Open connections by state, their limit, and why some were closed or refused."""
         counted = self._runtime.connections
-        yield _by_label("steelyard_http_connections", "Open connections.", "state", dict(counted.states()))
-        yield GaugeMetricFamily(
-            "steelyard_http_connections_limit",
-            "Most open connections, besides a few for GET; 0 where they are not limited.",
-            value=float(counted.limit or 0),
-        )
-        yield CounterMetricFamily("steelyard_http_connections_opened", "Connections accepted.", value=counted.opened)
-        closed = CounterMetricFamily(
-            "steelyard_http_connections_closed", "Connections closed before their clients did.", labels=["reason"]
-        )
-        for reason in REASONS:
-            closed.add_metric([reason], counted.closed[reason])
-        yield closed
-        yield CounterMetricFamily(
-            "steelyard_http_accept_errors",
-            "Connections that the system would not hand over.",
-            value=counted.accept_errors,
-        )
-        malformed = CounterMetricFamily(
-            "steelyard_http_malformed_requests", "Requests that are not HTTP as it should be.", labels=["status"]
-        )
-        for status, count in sorted(counted.malformed.items()):
-            malformed.add_metric([str(status)], count)
-        yield malformed
-        yield CounterMetricFamily(
-            "steelyard_log_lines_dropped",
-            "Log lines that were not written, because they were not read fast enough.",
-            value=self._runtime.dropped_lines(),
-        )
+        yield _by_label(table.CONNECTIONS, dict(counted.states()))
+        yield _one(table.CONNECTIONS_LIMIT, float(counted.limit or 0))
+        yield _one(table.CONNECTIONS_OPENED, counted.opened)
+        yield _by_label(table.CONNECTIONS_CLOSED, {reason: counted.closed[reason] for reason in REASONS})
+        yield _one(table.ACCEPT_ERRORS, counted.accept_errors)
+        yield _by_label(table.MALFORMED_REQUESTS, dict(sorted(counted.malformed.items())))
+        yield _one(table.LINES_DROPPED, self._runtime.dropped_lines())
 
 
-def _by_label(name: str, text: str, label: str, values: Mapping[Any, float]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=[label])
+def _one(name: str, value: float) -> Family:
+    metric = TABLE[name]
+    made = CounterMetricFamily if metric.type is Type.COUNTER else GaugeMetricFamily
+    return made(name, metric.meaning, value=value)
+
+
+def _by_label(name: str, values: Mapping[Any, float]) -> Family:
+    metric = TABLE[name]
+    made = CounterMetricFamily if metric.type is Type.COUNTER else GaugeMetricFamily
+    family = made(name, metric.meaning, labels=metric.labels)
     for key, value in values.items():
-        family.add_metric([key], float(value))
+        family.add_metric([str(key)], float(value))
     return family
-
-
-def _engine_metrics(counters: Counters) -> Iterable[Metric]:
-    for name, text in _TOTALS.items():
-        yield CounterMetricFamily(f"steelyard_engine_{name}", text, value=float(getattr(counters, name)))
-    for name, text in _GAUGES.items():
-        yield GaugeMetricFamily(f"steelyard_engine_{name}", text, value=float(getattr(counters, name)))

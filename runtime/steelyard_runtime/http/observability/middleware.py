@@ -17,10 +17,11 @@ from steelyard_runtime.contracts.error_formats import FormatOf
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.observability.logs import LineBudget, Repeats, describe_exception
 from steelyard_runtime.http.observability.metrics import Metrics
-from steelyard_runtime.http.record import CLIENT_LEFT, RequestRecord, attach
+from steelyard_runtime.http.record import RequestRecord, attach
 from steelyard_runtime.http.request_id import INVOCATIONS, request_id_from, response_headers
 from steelyard_runtime.http.responses import problem_response
 from steelyard_runtime.http.runtime import Runtime
+from steelyard_runtime.metrics_table import CLIENT_LEFT
 
 UNMATCHED = "unmatched"
 # nginx's status for a client that closed the connection; logged and counted, never sent.
@@ -99,7 +100,9 @@ class Observe:
     def _finish(self, scope: Scope, record: RequestRecord, status: int, duration_s: float) -> None:
         matched = scope.get("route")
         route = matched.path_format if isinstance(matched, Route) else UNMATCHED
-        self._metrics.observe(record, route=route, status=status, duration_s=duration_s)
+        self._metrics.observe(
+            record, route=route, status=status, duration_s=duration_s, asked=scope["method"] == "POST"
+        )
         method = scope["method"] if scope["method"] in _METHODS else "other"
         left_out: int | None = 0
         if not record.tokens_prompt and status != HTTPStatus.INTERNAL_SERVER_ERROR:
