@@ -16,7 +16,7 @@ _CW = cloudwatch.ComparisonOperator
 _MISSING = cloudwatch.TreatMissingData
 
 RUNBOOK = "docs/how-to/runbook.md"
-"""What to do about each alarm, in a section that is called like its construct."""
+"""The page that says what to do about each alarm, in a section that is called like its construct."""
 
 
 class EndpointAlarms(Construct):

@@ -43,7 +43,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """When people are told of a series.
+    """A limit of a series, beyond which people are told.
 
     Attributes:
         above: Threshold for the sum of a minute, or for its share.

@@ -18,7 +18,7 @@ from steelyard_runtime.http.observability.logs import Sink, Undisturbed
 from steelyard_runtime.metrics_table import DECISION, ENDPOINT, NAMESPACE, SERIES, Series, Unit
 
 INTERVAL_S = 10.0
-"""How often lines are written, in seconds."""
+"""Seconds between lines."""
 MOST_VALUES = 1000
 """Values of one series in an interval; percentiles are of the first of them."""
 _VALUES_OF_A_LINE = 100
