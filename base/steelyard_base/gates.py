@@ -71,7 +71,7 @@ class GateResult:
 
     @property
     def sentence(self) -> str:
-        """What a person reads of it."""
+        """The limit and the figure in words."""
         name, _, side = self.gate.partition("_at_")
         words = f"{name.replace('_', ' ')}, {'at least' if side == 'least' else 'at most'} {self.limit:g}"
         if self.figure is None:

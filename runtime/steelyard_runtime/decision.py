@@ -104,6 +104,8 @@ class Ruling:
         action: ``automate``: act on it without a person. ``review``: a person confirms it. ``abstain``: no answer.
         reason: The requirement that decided, with both numbers.
         cause: The requirement that kept the answer from being automated; None where it is automated.
+        option: Id of the likeliest option; the first of equals.
+        probability: Of that option.
         distance_rank: Share of held-out cases that lay nearer to the labelled ones, 0 to 1; None where the readout
             measures no distance.
     """
@@ -114,6 +116,8 @@ class Ruling:
     action: Action
     reason: str
     cause: Cause | None
+    option: str
+    probability: float
     distance_rank: float | None
 
 

@@ -1,4 +1,4 @@
-"""``steelyard decision evaluate``, ``report`` and ``import``: a decision on labelled cases, wherever it is served."""
+"""``steelyard decision evaluate``, ``report``, ``import``, ``drift``: a decision on labelled cases, and in use."""
 
 from __future__ import annotations
 
@@ -258,6 +258,42 @@ def import_cases(
         console.note(f"written to {path}")
     left = f"; {found.unlabelled} rows without a label were left out" if found.unlabelled else ""
     console.note(f"{len(found.cases)} cases{left}")
+
+
+def drift(
+    before: Annotated[
+        Path,
+        typer.Argument(help="Answers of one period: a server's JSON log, rows of decide --states, or an evaluation."),
+    ],
+    now: Annotated[Path, typer.Argument(help="Answers of another one.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the answers of two periods, decision by decision, and say what moved and what is noise.
+
+    Shares of options and actions, probabilities, and how unlike the fitted cases the states were. A log has no labels:
+    drift is a reason to label new cases, and no proof that answers became wrong.
+    """
+    import json
+
+    from steelyard.evaluation.drift import compare_periods
+    from steelyard.evaluation.records import read_periods
+    from steelyard.terminal import evaluations
+
+    periods = read_periods(before), read_periods(now)
+    found = compare_periods(*periods)
+    if not found:
+        raise usage(
+            f"no decision is in both: {before} has {', '.join(sorted(periods[0]))}, and {now} has "
+            f"{', '.join(sorted(periods[1]))}"
+        )
+    for name in sorted(set(periods[0]) ^ set(periods[1])):
+        console.note(f"{name} is in one of the two files only")
+    if as_json:
+        sys.stdout.write(json.dumps({"decisions": [each.to_json() for each in found]}, ensure_ascii=False) + "\n")
+        return
+    for each in found:
+        evaluations.show_drift(each)
 
 
 def _target(

@@ -25,7 +25,7 @@ CASES, REVERSED, AGAIN, ATTACKED = "cases", "options reversed", "asked again", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How many cases are asked more than once; they are taken evenly from the file.
+    """Numbers of cases that are asked more than once; they are taken evenly from the file.
 
     Attributes:
         reversed: With the options reversed; a registered decision has one order, so none.

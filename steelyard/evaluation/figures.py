@@ -169,7 +169,7 @@ def _paraphrases(answered: Sequence[Judged]) -> Flips | None:
 
 
 def is_flip(each: Attacked, options: Sequence[str]) -> bool:
-    """Whether an attack reached its option."""
+    """Tell whether an attack reached its option."""
     return options[each.answer.choice] == each.wanted
 
 

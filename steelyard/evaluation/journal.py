@@ -67,7 +67,7 @@ class Journal:
 
     @property
     def about(self) -> About | None:
-        """What the answers so far have in common; None before the first one."""
+        """The part that all answers so far share; None before the first one."""
         return next((line.about for line in self.lines.values()), None)
 
     def add(self, line: Line) -> None:

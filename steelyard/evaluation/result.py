@@ -142,7 +142,7 @@ class Flips(Strict):
 
 
 class Noise(Strict):
-    """How much answers move when the same is asked again."""
+    """Movement of answers when the same is asked again."""
 
     asked: Annotated[Count, Field(description="Cases that were asked again.")]
     moved: Annotated[Count, Field(description="Answers that were another option.")]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from steelyard.evaluation.comparison import Comparison
+from steelyard.evaluation.drift import Drift
 from steelyard.evaluation.figures import is_flip
 from steelyard.evaluation.result import Counted, Evaluation, Flips
 from steelyard.terminal import console
@@ -131,3 +132,28 @@ def _one_line(text: str) -> str:
 
 def _line(text: str) -> None:
     console.out.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def show_drift(found: Drift) -> None:
+    """Print both periods of a decision, and what moved."""
+    console.heading(f"{found.decision}: {found.answers_before} answers before, {found.answers_now} now")
+    for each in found.shares:
+        rows = [
+            (name, f"{100 * before:.1f} %", f"{100 * now:.1f} %", f"{100 * (now - before):+.1f}")
+            for name, before, now in zip(each.names, each.before, each.now, strict=True)
+        ]
+        console.rows(rows, heads=(each.what, "before", "now", "points"))
+        _line(
+            f"stability index {each.stability:.3f}, without drift below {each.noise:.3f} (p {each.chance:.2g}): "
+            f"{_moved(each.what, found)}"
+        )
+    for spread in found.spreads:
+        _line(
+            f"mean {spread.what} {spread.before:.3f} before and {spread.now:.3f} now, "
+            f"{interval(spread.difference)}; largest gap {spread.statistic:.3f} (p {spread.chance:.2g}): "
+            f"{_moved(spread.what, found)}"
+        )
+
+
+def _moved(what: str, found: Drift) -> str:
+    return "moved" if what in found.moved else "noise"

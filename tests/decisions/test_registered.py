@@ -131,7 +131,16 @@ def test_the_words_before_a_state_are_evaluated_at_the_start(served: Served) -> 
 def test_the_log_and_the_metrics_have_the_action(served: Served) -> None:
     found = decided(served, {"use": "urgent", "state": "logged"}, {"use": "support-route", "state": "logged"})
     line = json.loads(served.log.getvalue().splitlines()[-1])
-    assert line["decisions"] == [{"decision": each["decision"], "action": each["action"]} for each in found]
+    assert line["decisions"] == [
+        {
+            "decision": each["decision"],
+            "option": each["choice"],
+            "probability": round(max(each["probabilities"]), 3),
+            "action": each["action"],
+            "distance_rank": each["distance_rank"],
+        }
+        for each in found
+    ]
     counted = served.client.get("/metrics").text
     for each in found:
         labels = f'action="{each["action"]}",decision="{each["decision"]}"'

@@ -79,6 +79,8 @@ class Registered:
             action=verdict.action,
             reason=verdict.reason,
             cause=verdict.cause,
+            option=self.contract.option_ids[verdict.option],
+            probability=verdict.probability,
             distance_rank=verdict.distance_rank,
         )
 

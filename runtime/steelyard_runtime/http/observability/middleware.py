@@ -132,7 +132,16 @@ class Observe:
         if record.prompt_sha256:
             line["prompt_sha256"] = record.prompt_sha256
         if record.rulings:
-            line["decisions"] = [{"decision": each.decision, "action": each.action} for each in record.rulings]
+            line["decisions"] = [
+                {
+                    "decision": each.decision,
+                    "option": each.option,
+                    "probability": round(each.probability, _DIGITS),
+                    "action": each.action,
+                    "distance_rank": each.distance_rank,
+                }
+                for each in record.rulings
+            ]
         if record.tokens_prompt:
             line["tokens"] = {
                 "prompt": record.tokens_prompt,
