@@ -120,7 +120,7 @@ def fit(
     _refuse_errors(contract, cases)
     done = _fitted(contract, cases, model=model, threads=threads, context_tokens=context_tokens)
     write_files(folder, done.files)
-    _tell(done, as_json=as_json)
+    _tell(done, as_json=as_json, curve=True)
     console.note(f"written to {folder}: {', '.join(done.files)}")
 
 
@@ -162,40 +162,83 @@ def measure(
 
 
 @app.command()
-def wordings(
+def tune(
     name: Name,
     *,
     model: Model = "gemma-3-270m",
+    tokens: Annotated[
+        float, typer.Option("--tokens", min=1, help="Most tokens of a decision on average, its state included.")
+    ] = 30.0,
     threads: Threads = 0,
     context_tokens: _CONTEXT_TOKENS_FLAG = 0,
     as_json: Json = False,
 ) -> None:
-    """Compare the wordings by cross-validation on a decision's labelled cases; the contract's [readout] names one.
+    """Try every wording on a decision's cases by cross-validation, and write the next version with one that is better.
 
-    Nothing is written. The lowest log loss is the best; where intervals overlap, fewer tokens are.
+    Better is a log loss that is lower beyond noise, paired by case. Where none is, nothing is written; else the
+    contract gets its next version, and its head is fitted.
     """
-    from steelyard.decisions import workflow
-    from steelyard.decisions.report import interval_text
-    from steelyard_runtime.scoring.wordings import WORDINGS
+    from steelyard.decisions import report, tuning
+    from steelyard.decisions.folder import CONTRACT_FILE, write_files
+
+    folder, contract, cases = _read(name)
+    _refuse_errors(contract, cases)
+    text = (folder / CONTRACT_FILE).read_text(encoding="utf-8")
+    with (
+        _engine(contract, cases=cases, model=model, threads=threads, context_tokens=context_tokens) as engine,
+        _bars(contract.full_name) as bars,
+    ):
+        tried = tuning.tune(
+            contract,
+            cases,
+            lambda wording: _reader_of(engine, wording),
+            tokens=tokens,
+            step=lambda wording: lambda stage, done, total: bars.step(f"{wording}, {stage}", done, total),
+        )
+        best = tuning.winner(tried)
+        written: tuple[str, FittedDecision] | None = None
+        if best is not None:
+            text, changed = tuning.next_version(text, contract, best.wording)
+            written = text, _refitted(changed, cases, _reader_of(engine, best.wording))
+    if written is not None:
+        write_files(folder, {**written[1].files, CONTRACT_FILE: written[0].encode()})
+    if as_json:
+        sys.stdout.write(json.dumps(tuning.to_json(contract, tried), ensure_ascii=False) + "\n")
+    else:
+        heads = ("wording", "tokens", "accuracy", "log loss", "log loss saved")
+        console.rows(report.tried_rows(tried), heads=heads)
+    if best is None:
+        console.note(f"No wording is better than {contract.readout.wording} beyond noise; nothing is written.")
+    else:
+        console.note(f"written to {folder}: {contract.name}@{contract.version + 1} with {best.wording}, and its head")
+
+
+@app.command()
+def curve(
+    name: Name,
+    *,
+    model: Model = "gemma-3-270m",
+    figure: Annotated[Path | None, typer.Option("--svg", help="File for a figure; replaced if it is there.")] = None,
+    threads: Threads = 0,
+    context_tokens: _CONTEXT_TOKENS_FLAG = 0,
+    as_json: Json = False,
+) -> None:
+    """Show how a decision's accuracy grows with its labels, and what the next 50 are worth. Nothing is fitted anew."""
+    from steelyard.decisions import report
+    from steelyard.decisions.curve import svg
+    from steelyard.decisions.folder import write_files
 
     _, contract, cases = _read(name)
     _refuse_errors(contract, cases)
-    rows = []
-    with _engine(contract, cases=cases, model=model, threads=threads, context_tokens=context_tokens) as engine:
-        for wording in WORDINGS:
-            changed = workflow.with_wording(contract, wording)
-            with _bars(wording) as bars:
-                done = workflow.fit_decision(changed, cases, _reader_of(engine, changed), step=bars.step)
-            rows.append((wording, done.fitted.measured.head))
+    found = _fitted(contract, cases, model=model, threads=threads, context_tokens=context_tokens).curve()
+    if figure is not None:
+        title = f"Accuracy of {contract.full_name} on held-out cases, against labels"
+        write_files(figure.parent, {figure.name: svg({contract.full_name: found}, title=title).encode()})
     if as_json:
-        said = {wording: figures.model_dump(mode="json") for wording, figures in rows}
-        sys.stdout.write(json.dumps({"decision": contract.full_name, "wordings": said}) + "\n")
+        sys.stdout.write(json.dumps({"decision": contract.full_name, **found.to_json()}) + "\n")
         return
-    heads = ("wording", "accuracy", "log loss", "calibration error")
-    console.rows(
-        [(wording, *map(interval_text, (each.accuracy, each.log_loss, each.ece))) for wording, each in rows],
-        heads=heads,
-    )
+    console.rows(report.curve_rows(found), heads=("labels", "accuracy"))
+    _line(report.curve_line(found))
 
 
 @app.command()
@@ -267,10 +310,16 @@ def _engine(contract: Contract, *, cases: Cases, model: str, threads: int, conte
         engine.close(timeout_s=1)
 
 
-def _reader_of(engine: Engine, contract: Contract) -> EngineReader:
+def _refitted(contract: Contract, cases: Cases, reader: EngineReader) -> FittedDecision:
+    from steelyard.decisions import workflow
+
+    return workflow.fit_decision(contract, cases, reader)
+
+
+def _reader_of(engine: Engine, wording: str) -> EngineReader:
     from steelyard.decisions.features import EngineReader
 
-    return EngineReader(engine, wording=contract.readout.wording, cache=storage.cache_folder() / "hidden-states")
+    return EngineReader(engine, wording=wording, cache=storage.cache_folder() / "hidden-states")
 
 
 @contextmanager
@@ -279,7 +328,7 @@ def _reader(
 ) -> Iterator[EngineReader]:
     """A reader of hidden states; says at the end how many were evaluated."""
     with _engine(contract, cases=cases, model=model, threads=threads, context_tokens=context_tokens) as engine:
-        reader = _reader_of(engine, contract)
+        reader = _reader_of(engine, contract.readout.wording)
         yield reader
         console.note(f"{reader.evaluated_states} states evaluated, {reader.evaluated_tokens} tokens; the rest was kept")
 
@@ -306,16 +355,19 @@ def _bars(name: str) -> Iterator[_Bars]:
         yield _Bars(progress, name)
 
 
-def _tell(done: FittedDecision, *, as_json: bool) -> None:
+def _tell(done: FittedDecision, *, as_json: bool, curve: bool = False) -> None:
     from steelyard.decisions import report, workflow
 
+    learnt = done.curve() if curve else None
     if as_json:
-        sys.stdout.write(workflow.to_json(done) + "\n")
+        sys.stdout.write(workflow.to_json(done, learnt) + "\n")
         return
     _tell_measured(done.fitted.measured)
     _tell_answers(workflow.held_out(done))
     if done.operating is not None:
         _line(report.operating_line(done.operating))
+    if learnt is not None:
+        _line(report.curve_line(learnt))
 
 
 def _tell_answers(evaluation: Evaluation) -> None:
@@ -336,3 +388,5 @@ def _tell_measured(measured: Measured) -> None:
 
     console.rows(report.figure_rows(measured), heads=("", "accuracy", "log loss", "calibration error"))
     _line(report.verdict(measured))
+    for line in report.answer_set_lines(measured):
+        _line(line)

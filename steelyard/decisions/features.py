@@ -73,6 +73,11 @@ class EngineReader:
         parts = (self.model_sha256, self.prompt_sha256, self.llama_cpp, self._engine.identity.device)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
+    def tokens_of(self, states: Sequence[str]) -> float:
+        """Return the tokens that a state costs behind the kept words, on average over states, of which there is one."""
+        own = sum(len(self._engine.encode([Piece(state)], start=False)) for state in states)
+        return own / len(states) + len(self._after)
+
     def read(self, states: Sequence[str], *, step: Step = lambda *_: None) -> Hidden:
         """See ``StateReader.read``.
 

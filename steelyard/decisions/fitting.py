@@ -1,8 +1,8 @@
 """Fits a head: two multinomial logistic regressions, one of the hidden states and one of the words, weighed together.
 
-Each regression is regularised by L2, whose strength is chosen by cross-validated log loss. Their logits are added with
-two weights that minimise the log loss of the held-out predictions: that stacks them and calibrates them at once. All
-reported figures are of predictions that neither the regression nor the weights have seen the label of.
+Each regression is regularised by L2, whose strength is chosen by cross-validated log loss. Their logits are added and
+calibrated by what was held out (``calibrating``): that stacks them and calibrates them at once. All reported figures
+are of predictions whose label neither a regression nor a calibration nor any choice has seen.
 
 The options' own texts are cases too, one for each option that has a description or a telling name: a case of each
 option is known before anything is labelled.
@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 
 from steelyard.decisions import metrics
+from steelyard.decisions.calibrating import KINDS, Calibration, Calibrator, Chosen, Folds, Way
 from steelyard.decisions.metrics import Array, Labels
 from steelyard_runtime.decisions.head import Linear, Measured, softmax
 from steelyard_runtime.scoring.words import Words, learn
@@ -30,6 +31,8 @@ STRENGTHS = (1.0, 10.0, 100.0, 1000.0, 10000.0)
 FOLDS = 5
 LEAST_CASES = 2
 """Labelled cases of each option: one to learn from while the other is held out."""
+COVERAGES = (0.9, 0.95)
+"""Stated coverages of the answer sets that are reported."""
 SEED = 0
 _ITERATIONS = 1000
 _TOLERANCE = 1e-4
@@ -83,14 +86,21 @@ class Fitted:
         measured: Cross-validated figures of the head and of what it has to beat.
         probabilities: Of the held-out cases, shape ``(cases, options)``.
         distance_ranks: Of the held-out cases among each other, shape ``(cases,)``.
-        uses_words: Whether the words improved the head.
+        chosen: Parts and calibration that the cases chose.
+        validated: The regressions that it was chosen from.
     """
 
     linear: Linear
     measured: Measured
     probabilities: Array
     distance_ranks: Array
-    uses_words: bool
+    chosen: Chosen
+    validated: Validated
+
+    @property
+    def uses_words(self) -> bool:
+        """Whether the words improved the head."""
+        return "words" in self.chosen.way.parts
 
 
 def fit(
@@ -116,25 +126,30 @@ def fit(
 
 def _fit(cases: Examples, anchors: Examples, options: int, words: bool, step: Callable[[int, int], None]) -> Fitted:
     validated = validate(cases, anchors=anchors, options=options, step=step)
-    alone, only_words, both = (validated.weighed(parts) for parts in (("state",), ("words",), ("state", "words")))
-    uses_words = words and metrics.log_loss(both[0], cases.labels) < metrics.log_loss(alone[0], cases.labels)
-    probabilities, weights = both if uses_words else alone
+    labels, folds = cases.labels, validated.folds
+    head = validated.choose(("state",), ("state", "words")) if words else validated.choose(("state",))
+    only_words = validated.choose(("words",))
+    uses_words = "words" in head.way.parts
     distances = validated.distances()
     measured = Measured(
         cases=len(cases),
-        folds=int(validated.folds.max()) + 1,
-        head=metrics.figures(probabilities, cases.labels),
-        state=metrics.figures(alone[0], cases.labels) if uses_words else None,
-        bag_of_words=metrics.figures(only_words[0], cases.labels),
-        majority=metrics.figures(_majority(cases.labels, options, validated.folds), cases.labels),
-        better_than_words=metrics.paired_difference(probabilities, only_words[0], cases.labels),
+        folds=int(folds.max()) + 1,
+        head=metrics.figures(head.probabilities, labels),
+        state=metrics.figures(validated.choose(("state",)).probabilities, labels) if uses_words else None,
+        bag_of_words=metrics.figures(only_words.probabilities, labels),
+        majority=metrics.figures(_majority(labels, options, folds), labels),
+        better_than_words=metrics.paired_difference(head.probabilities, only_words.probabilities, labels),
+        answer_sets=tuple(
+            metrics.answer_set(head.probabilities, labels, folds, coverage=coverage) for coverage in COVERAGES
+        ),
     )
     return Fitted(
-        linear=replace(validated.linear(weights), distances=np.sort(distances)),
+        linear=replace(validated.linear(head.calibration), distances=np.sort(distances)),
         measured=measured,
-        probabilities=probabilities,
+        probabilities=head.probabilities,
         distance_ranks=np.searchsorted(np.sort(distances), distances, side="left") / len(distances),
-        uses_words=uses_words,
+        chosen=head,
+        validated=validated,
     )
 
 
@@ -149,37 +164,37 @@ class Validated:
         folds: Fold of each case, shape ``(cases,)``.
         logits: Held-out logits of ``state`` and ``words``, each of shape ``(cases, options)``.
         strengths: The strength of each for all cases.
+        calibrator: Fits calibrations to the logits.
     """
 
     cases: Examples
     anchors: Examples
     options: int
-    folds: npt.NDArray[np.int64]
+    folds: Folds
     logits: Mapping[str, Array]
     strengths: Mapping[str, float]
+    calibrator: Calibrator
 
-    def weighed(self, parts: Sequence[str]) -> tuple[Array, dict[str, float]]:
-        """Return the held-out probabilities of a head of these parts, and the parts' weights."""
-        probabilities, weights = _weigh([self.logits[part] for part in parts], self.cases.labels, self.folds)
-        return probabilities, dict(zip(parts, map(float, weights), strict=True))
+    def choose(self, *parts: tuple[str, ...]) -> Chosen:
+        """Return the best combination of parts and kind of calibration, judged on what it has not seen."""
+        ways = [Way(parts=each, kind=kind) for kind in KINDS for each in parts]
+        return self.calibrator.choose(ways)
 
-    def linear(self, weights: Mapping[str, float]) -> Linear:
+    def linear(self, calibration: Calibration) -> Linear:
         """Fit the weighed parts on everything and fold them into one linear map; it has no distances."""
         everything = self.cases.with_more(self.anchors)
-        total = sum(weights.values())
+        total = sum(calibration.weights.values())
         standard = Standard.of(everything.hidden)
         features = standard.apply(everything.hidden)
-        state_weights, bias = np.zeros((self.options, features.shape[1])), np.zeros(self.options)
+        state_weights, bias = np.zeros((self.options, features.shape[1])), calibration.shift / total
         words, word_weights = None, np.zeros((self.options, 0))
-        if "state" in weights:
-            fitted = self._regress(features, "state")
-            state_weights = weights["state"] / total * fitted.weights
-            bias = bias + weights["state"] / total * fitted.bias
-        if "words" in weights:
-            words = learn(everything.texts)
-            fitted = self._regress(dense(words, everything.texts), "words")
-            word_weights = weights["words"] / total * fitted.weights
-            bias = bias + weights["words"] / total * fitted.bias
+        for part, weight in calibration.weights.items():
+            if part == "words":
+                words = learn(everything.texts)
+                word_weights, more = self._folded(dense(words, everything.texts), part, calibration, weight / total)
+            else:
+                state_weights, more = self._folded(features, part, calibration, weight / total)
+            bias = bias + more
         return Linear(
             mean=standard.mean,
             scale=standard.scale,
@@ -190,7 +205,27 @@ class Validated:
             words=words,
             word_weights=word_weights,
             temperature=1 / total,
+            steps=calibration.steps,
         )
+
+    def _folded(self, features: Array, part: str, calibration: Calibration, weight: float) -> tuple[Array, Array]:
+        """Fit a part on everything; return its weights and bias with the calibration's factors in them."""
+        fitted = self._regress(features, part)
+        scale = weight * calibration.scale
+        return scale[:, None] * (fitted.weights - fitted.weights.mean(axis=0)), scale * (
+            fitted.bias - fitted.bias.mean()
+        )
+
+    def predict(
+        self, learnt: npt.NDArray[np.int64], held: npt.NDArray[np.int64], parts: Sequence[str]
+    ) -> dict[str, Array]:
+        """Return the logits of some cases by regressions of others and the anchors, each ``(held cases, options)``."""
+        examples, found = self.cases.take(learnt).with_more(self.anchors), {}
+        for part in parts:
+            x, unseen = FEATURES[part](examples, self.cases.take(held))
+            fitted = regress(x, examples.labels, options=self.options, strength=self.strengths[part])
+            found[part] = fitted.logits(unseen)
+        return found
 
     def _regress(self, features: Array, part: str) -> Regression:
         labels = np.concatenate([self.cases.labels, self.anchors.labels])
@@ -216,15 +251,16 @@ def validate(
     folds = folds_of(cases)
     counted = _Counter(step, total=2 * (int(folds.max()) + 1) * len(STRENGTHS))
     found = {
-        part: _cross_validate(cases, anchors, folds, options, features, counted)
-        for part, features in (("state", _of_state), ("words", _of_words))
+        part: _cross_validate(cases, anchors, folds, options, features, counted) for part, features in FEATURES.items()
     }
+    logits = {part: each for part, (each, _) in found.items()}
     return Validated(
         cases=cases,
         anchors=anchors,
         options=options,
         folds=folds,
-        logits={part: logits for part, (logits, _) in found.items()},
+        logits=logits,
+        calibrator=Calibrator(logits, cases.labels, folds),
         strengths={part: strength for part, (_, strength) in found.items()},
     )
 
@@ -246,7 +282,7 @@ def check(cases: Examples, *, options: int) -> None:
         )
 
 
-def folds_of(cases: Examples) -> npt.NDArray[np.int64]:
+def folds_of(cases: Examples) -> Folds:
     """Return the fold of each case, shape ``(cases,)``.
 
     Each option's cases are spread evenly, and equal texts share a fold: a text that was learnt is not held out.
@@ -313,6 +349,10 @@ def _of_words(learnt: Examples, predicted: Examples) -> tuple[Array, Array]:
     return dense(words, learnt.texts), dense(words, predicted.texts)
 
 
+FEATURES: Mapping[str, Features] = MappingProxyType({"state": _of_state, "words": _of_words})
+"""By part."""
+
+
 def dense(words: Words, texts: Sequence[str]) -> Array:
     """Return the words' weights of texts, shape ``(texts, terms)``."""
     rows = np.zeros((len(texts), len(words)))
@@ -373,7 +413,7 @@ def _basis(features: Array) -> Array | None:
 def _cross_validate(
     cases: Examples,
     anchors: Examples,
-    folds: npt.NDArray[np.int64],
+    folds: Folds,
     options: int,
     features: Features,
     counted: _Counter,
@@ -401,40 +441,6 @@ def _cross_validate(
     return logits, min(STRENGTHS, key=lambda strength: loss(strength, everywhere))
 
 
-def _weigh(parts: Sequence[Array], labels: Labels, folds: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-    """Return held-out probabilities with weights of the other folds, and the weights of all cases."""
-    probabilities = np.zeros_like(parts[0])
-    for fold in range(int(folds.max()) + 1):
-        others, own = folds != fold, folds == fold
-        weights = weigh([part[others] for part in parts], labels[others])
-        probabilities[own] = softmax(_sum(weights, [part[own] for part in parts]))
-    return probabilities, weigh(parts, labels)
-
-
-def weigh(parts: Sequence[Array], labels: Labels) -> Array:
-    """Return the weights of logits, shape ``(parts,)``, all above 0, that minimise the log loss of their sum.
-
-    A normal prior on the weights' logarithms keeps them finite where every case is right.
-    """
-    rows = np.arange(len(labels))
-
-    def cost(logarithms: Array) -> float:
-        logits = _sum(np.exp(logarithms), parts)
-        logits = logits - logits.max(axis=1, keepdims=True)
-        loss = (np.log(np.exp(logits).sum(axis=1)) - logits[rows, labels]).sum()
-        return float(loss + 0.5 * (logarithms**2).sum())
-
-    start = np.full(len(parts), -np.log(len(parts)))
-    return np.asarray(np.exp(minimize(cost, start, method="Nelder-Mead", options={"xatol": 1e-4, "fatol": 1e-6}).x))
-
-
-def _sum(weights: Array, parts: Sequence[Array]) -> Array:
-    total = weights[0] * parts[0]
-    for weight, part in zip(weights[1:], parts[1:], strict=True):
-        total = total + weight * part
-    return np.asarray(total)
-
-
 def _centres(features: Array, labels: Labels, options: int) -> Array:
     """Directions of the options' means, shape ``(options with a direction, features)``."""
     means = [features[labels == option].mean(axis=0) for option in range(options) if (labels == option).any()]
@@ -443,7 +449,7 @@ def _centres(features: Array, labels: Labels, options: int) -> Array:
     return np.array(found) if found else np.zeros((1, features.shape[1]))
 
 
-def _majority(labels: Labels, options: int, folds: npt.NDArray[np.int64]) -> Array:
+def _majority(labels: Labels, options: int, folds: Folds) -> Array:
     """Held-out probabilities that are the other folds' shares of the options, each counted once more."""
     probabilities = np.zeros((len(labels), options))
     for fold in range(int(folds.max()) + 1):

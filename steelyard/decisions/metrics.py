@@ -6,13 +6,14 @@ Throughout, ``probabilities`` has shape ``(cases, options)``, each row with a su
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from steelyard_runtime.decisions.head import Figures, Interval
+from steelyard_runtime.decisions.head import AnswerSet, Figures, Interval
 
 Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
@@ -116,11 +117,23 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 def paired_difference(first: Array, second: Array, labels: Labels) -> Interval:
     """Return the accuracy of ``first`` less that of ``second`` on the same cases, with a 95 % bootstrap interval."""
     rights = [(each.argmax(axis=1) == labels).astype(np.float64) for each in (first, second)]
-    differences = rights[0] - rights[1]
+    return mean_interval(rights[0] - rights[1])
+
+
+def paired_loss(first: Array, second: Array, labels: Labels, *, confidence: float = 0.95) -> Interval:
+    """Return the log loss of ``first`` less that of ``second`` on the same cases, with a bootstrap interval."""
+    rows = np.arange(len(labels))
+    losses = [-np.log(np.maximum(each[rows, labels], SMALLEST)) for each in (first, second)]
+    return mean_interval(losses[0] - losses[1], confidence=confidence)
+
+
+def mean_interval(values: Array, *, confidence: float = 0.95) -> Interval:
+    """Return the mean of numbers, shape ``(cases,)``, with its bootstrap interval; the same numbers give the same."""
     rng = np.random.default_rng(SEED)
-    chosen = rng.integers(0, len(labels), (RESAMPLES, len(labels)))
-    low, high = np.quantile(differences[chosen].mean(axis=1), [0.025, 0.975])
-    return Interval(value=float(differences.mean()), low=float(low), high=float(high))
+    chosen = rng.integers(0, len(values), (RESAMPLES, len(values)))
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(values[chosen].mean(axis=1), [tail, 1 - tail])
+    return Interval(value=float(values.mean()), low=float(low), high=float(high))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +242,49 @@ def clopper_upper(wrong: int, count: int) -> float:
         else:
             high = middle
     return high
+
+
+def answer_set(probabilities: Array, labels: Labels, folds: Labels, *, coverage: float) -> AnswerSet:
+    """Return the conformal set of a stated coverage: all options that are likelier than a threshold.
+
+    The threshold is an order statistic of the right options' probabilities, so that the next case's set holds its right
+    option with at least that probability, if it comes from where these come from. How often it does is told of each
+    fold with the threshold of the others. With too few cases for the coverage every option is in the set.
+
+    Args:
+        probabilities: Held out.
+        labels: Right options.
+        folds: Fold of each case, shape ``(cases,)``.
+        coverage: Above 0 and below 1.
+    """
+    right = probabilities[np.arange(len(labels)), labels]
+    held, sizes = np.zeros(len(labels), bool), np.zeros(len(labels))
+    for fold in range(int(folds.max()) + 1):
+        own = folds == fold
+        threshold = conformal_threshold(right[~own], coverage)
+        held[own], sizes[own] = right[own] >= threshold, (probabilities[own] >= threshold).sum(axis=1)
+    low, high = wilson(int(held.sum()), len(labels))
+    return AnswerSet(
+        coverage=coverage,
+        probability=conformal_threshold(right, coverage),
+        covered=Interval(value=float(held.mean()), low=low, high=high),
+        mean_options=float(sizes.mean()),
+    )
+
+
+def conformal_threshold(right: Array, coverage: float) -> float:
+    """Return the least probability of an option in a conformal set; 0 where the cases are too few.
+
+    Args:
+        right: The right option's probability of each case, shape ``(cases,)``.
+        coverage: Stated coverage.
+
+    Examples:
+        >>> conformal_threshold(np.array([0.9, 0.8, 0.3, 0.7]), 0.75), conformal_threshold(np.array([0.9]), 0.9)
+        (0.3, 0.0)
+    """
+    place = math.ceil((len(right) + 1) * coverage - 1e-9)
+    return float(np.sort(right)[::-1][place - 1]) if place <= len(right) else 0.0
 
 
 def _at_most(successes: int, trials: int, share: float) -> float:

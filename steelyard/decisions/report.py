@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from steelyard.decisions.curve import NEXT, Curve
 from steelyard.decisions.evaluation import Evaluation
 from steelyard.decisions.metrics import Operating
+from steelyard.decisions.tuning import Tried
 from steelyard_runtime.decisions.head import Figures, Interval, Measured
 
 _MOST_MISTAKES = 8
@@ -65,6 +67,54 @@ def operating_line(found: Operating) -> str:
         f"{found.automated} cases, {100 * found.share:.0f} % of all, {found.wrong} wrong. "
         f"In the contract: [policy.automate] probability = {_rounded_up(found.probability)}"
     )
+
+
+def answer_set_lines(measured: Measured) -> Iterator[str]:
+    """Yield what each conformal set holds, and how often it held the right option."""
+    for each in measured.answer_sets:
+        if not each.probability:
+            yield f"A set that holds the right option in {100 * each.coverage:g} % needs more cases than these."
+            continue
+        yield (
+            f"In {100 * each.coverage:g} % the right option is one of those likelier than {each.probability:.4f}: "
+            f"{each.mean_options:.1f} of them on average, and it was among them in {interval_text(each.covered)}."
+        )
+
+
+def curve_rows(curve: Curve) -> list[tuple[str, str]]:
+    """Return rows of labels and accuracy."""
+    return [
+        (str(labels), interval_text(accuracy)) for labels, accuracy in zip(curve.labels, curve.accuracy, strict=True)
+    ]
+
+
+def curve_line(curve: Curve) -> str:
+    """Say what the next labels are worth."""
+    worth = curve.next_points
+    return (
+        f"The next {NEXT} labels are worth about {worth.value:.1f} points of accuracy "
+        f"({worth.low:.1f} to {worth.high:.1f}), if it goes on as until here."
+    )
+
+
+def tried_rows(tried: Sequence[Tried]) -> list[tuple[str, str, str, str, str]]:
+    """Return rows of wording, tokens, accuracy, log loss, and the gain over the contract's own."""
+    rows = []
+    for each in tried:
+        if each.done is None:
+            rows.append((each.wording, f"{each.tokens:.1f}", "", "", "over the budget"))
+            continue
+        head = each.done.fitted.measured.head
+        gained = "the contract's own" if each.gain is None else _gained(each.gain)
+        rows.append(
+            (each.wording, f"{each.tokens:.1f}", interval_text(head.accuracy), interval_text(head.log_loss), gained)
+        )
+    return rows
+
+
+def _gained(gain: Interval) -> str:
+    shown = f"{gain.value:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"
+    return shown if gain.low > 0 else f"{shown}, worse" if gain.high < 0 else f"{shown}, noise"
 
 
 def _rounded_up(probability: float) -> str:

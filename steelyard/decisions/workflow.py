@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steelyard.decisions import fitting, metrics
+from steelyard.decisions.curve import Curve, learning_curve
 from steelyard.decisions.evaluation import Evaluation
 from steelyard.decisions.features import StateReader
 from steelyard.decisions.fitting import Examples, FitError, Fitted
@@ -45,6 +46,10 @@ class FittedDecision:
     description: Description
     files: dict[str, bytes]
     operating: Operating | None
+
+    def curve(self) -> Curve:
+        """Return accuracy against labels, with the strengths and weights of the whole head."""
+        return learning_curve(self.fitted.validated, self.fitted.chosen.calibration.weights)
 
 
 class Baseline(BaseModel):
@@ -128,6 +133,7 @@ def fit_decision(
         word_terms=0,
         run_terms=0,
         temperature=fitted.linear.temperature,
+        calibration=fitted.chosen.way.kind,
         measured=fitted.measured,
     )
     target = contract.policy.target_wrong
@@ -283,16 +289,18 @@ def held_out(done: FittedDecision) -> Evaluation:
     )
 
 
-def to_json(done: FittedDecision) -> str:
-    """Return a fitted decision's figures as one JSON object."""
+def to_json(done: FittedDecision, curve: Curve | None = None) -> str:
+    """Return a fitted decision's figures as one JSON object, with its learning curve where it is given."""
     operating = None if done.operating is None else asdict(done.operating)
     return json.dumps(
         held_out(done).to_json()
         | {
             "cases_sha256": done.cases.sha256,
             "uses_words": done.fitted.uses_words,
+            "calibration": done.fitted.chosen.way.kind,
             "measured": done.fitted.measured.model_dump(mode="json"),
             "operating_point": operating,
+            **({} if curve is None else {"learning_curve": curve.to_json()}),
         },
         ensure_ascii=False,
     )

@@ -10,11 +10,12 @@ import pytest
 
 import tiny_models
 from steelyard import cli
-from steelyard.decisions import fitting, metrics
+from steelyard.decisions import fitting, metrics, tuning
 from steelyard.decisions.features import _Kept
 from steelyard.decisions.folder import read_contract
 from steelyard.decisions.workflow import Baseline, regressions
 from steelyard_base.exit_codes import ExitCode
+from steelyard_runtime.decisions.contract import parse_contract
 from steelyard_runtime.decisions.head import Interval, load_head
 from steelyard_runtime.scoring.wordings import WORDINGS
 
@@ -66,6 +67,14 @@ def measure(run, model, *more):
     return run("decision", "test", "parcel-status", "--model", model, "--threads=1", "--context-tokens=256", *more)
 
 
+def tune(run, model, *more):
+    return run("decision", "tune", "parcel-status", "--model", model, "--threads=1", "--context-tokens=256", *more)
+
+
+def curve(run, model, *more):
+    return run("decision", "curve", "parcel-status", "--model", model, "--threads=1", "--context-tokens=256", *more)
+
+
 def test_a_decision_from_its_contract_to_an_accepted_head(run, model, tmp_path):
     folder, lines = tmp_path / "decisions" / "parcel-status", made(run)
     code, out, _ = run("decision", "lint", "parcel-status")
@@ -79,6 +88,8 @@ def test_a_decision_from_its_contract_to_an_accepted_head(run, model, tmp_path):
     assert code == ExitCode.OK, err
     assert "bag of words, no model" in out
     assert "No threshold is proven" in out
+    assert "The next 50 labels are worth about" in out
+    assert "the right option is one of those likelier than" in out
     assert "20 states evaluated" in err
     head, contract = load_head(folder), read_contract(folder)
     assert head.description.bound.question_sha256 == contract.question_sha256
@@ -89,11 +100,23 @@ def test_a_decision_from_its_contract_to_an_accepted_head(run, model, tmp_path):
     assert (code, "0 states evaluated" in err) == (ExitCode.OK, True)
     assert json.loads(out)["measured"] == head.description.measured.model_dump(mode="json")
 
-    code, out, err = run("decision", "wordings", "parcel-status", "--model", model, "--context-tokens=256", "--json")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    code, out, err = tune(run, model, "--tokens=40", "--json")
     assert code == ExitCode.OK, err
-    compared = json.loads(out)["wordings"]
-    assert set(compared) == set(WORDINGS)
-    assert compared[contract.readout.wording] == head.description.measured.head.model_dump(mode="json")
+    told = json.loads(out)
+    assert {name: each["measured"] is not None for name, each in told["wordings"].items()} == {
+        name: each["tokens"] <= 40 or name == contract.readout.wording for name, each in told["wordings"].items()
+    }
+    assert set(told["wordings"]) == set(WORDINGS)
+    own = told["wordings"][contract.readout.wording]
+    assert (own["gain"], own["measured"]) == (None, head.description.measured.model_dump(mode="json"))
+    assert (told["winner"], "nothing is written" in err) == (None, True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+    code, out, err = curve(run, model, f"--svg={tmp_path / 'curve.svg'}", "--json")
+    assert code == ExitCode.OK, err
+    assert json.loads(out)["labels"] == [2, 4, 7, 14]
+    assert "parcel-status@1" in (tmp_path / "curve.svg").read_text()
 
     (folder / "cases.jsonl").write_text("\n".join([*lines, lines[0].replace(" 0 ", " one more ")]) + "\n")
     code, _, err = measure(run, model)
@@ -105,6 +128,42 @@ def test_a_decision_from_its_contract_to_an_accepted_head(run, model, tmp_path):
     ]
     code, out, _ = run("decision", "show", "parcel-status", "--json")
     assert json.loads(out)["up_to_date"] is False
+
+
+def test_a_better_wording_makes_the_next_version_and_its_head(run, model, tmp_path, monkeypatch):
+    folder, lines = tmp_path / "decisions" / "parcel-status", made(run)
+    (folder / "cases.jsonl").write_text("\n".join(lines) + "\n")
+    path = folder / "contract.toml"
+    path.write_text("# A comment.\n" + path.read_text())
+    monkeypatch.setattr(tuning.metrics, "paired_loss", lambda *_args, **_more: Interval(value=0.2, low=0.1, high=0.3))
+    code, out, err = tune(run, model, "--tokens=1000")
+    assert code == ExitCode.OK, err
+    assert "the contract's own" in out
+    assert "+0.200 (+0.100 to +0.300)" in out
+    changed = read_contract(folder)
+    assert changed.version == 2
+    assert changed.readout.wording != "one-word-1"
+    assert path.read_text().startswith("# A comment.\n")
+    assert f"parcel-status@2 with {changed.readout.wording}" in err
+    assert load_head(folder).description.bound.question_sha256 == changed.question_sha256
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'version = 1\nreadout = {wording = "one-word-1"}\n',  # written anew
+        "version = 1\n[readout] # how\nwords = false\n",
+        'version   = 1\n[readout]\nwording = "one-word-1" # ours\n',
+        "version = 1\n",
+    ],
+)
+def test_the_next_version_differs_in_version_and_wording_only(text):
+    said = 'name = "a"\ntype = "yesno"\nquestion = "Q?"\noptions = [{id = "yes"}, {id = "no"}]\n' + text
+    contract = parse_contract(said)
+    written, changed = tuning.next_version(said, contract, "chatml-1")
+    assert parse_contract(written) == changed
+    assert (changed.version, changed.readout.wording) == (2, "chatml-1")
+    assert tuning.workflow.with_wording(changed, "one-word-1").model_copy(update={"version": 1}) == contract
 
 
 def baseline(accuracy, log_loss):

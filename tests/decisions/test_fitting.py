@@ -11,8 +11,8 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from steelyard.decisions import fitting
-from steelyard.decisions.fitting import Examples, FitError, Standard, fit, folds_of, regress, weigh
-from steelyard_runtime.decisions.head import Linear, softmax
+from steelyard.decisions.fitting import Examples, FitError, Standard, fit, folds_of, regress
+from steelyard_runtime.decisions.head import Linear
 from steelyard_runtime.scoring.words import learn
 
 NOTHING = Examples(hidden=np.zeros((0, 6), np.float32), texts=(), labels=np.zeros(0, np.int64))
@@ -67,23 +67,6 @@ def test_more_features_than_cases_have_the_same_solution(seed):
     exact = LogisticRegression(C=1.0, max_iter=5000, tol=1e-9).fit(features, labels)
     ours = regress(features, labels, options=3, strength=1.0)
     np.testing.assert_allclose(np.exp(ours.logits(features)), exact.predict_proba(features), atol=1e-3)
-
-
-@settings(max_examples=15)
-@given(seed=st.integers(0, 2**32 - 1), size=st.integers(20, 60))
-def test_weights_of_logits_are_no_worse_than_any_others_nearby(seed, size):
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, 3, size)
-    parts = [rng.standard_normal((size, 3)) + 2 * np.eye(3)[labels] * rng.random((size, 1)) for _ in range(2)]
-
-    def cost(weights):
-        chosen = softmax(weights[0] * parts[0] + weights[1] * parts[1])[np.arange(size), labels]
-        return -np.log(chosen).sum() + 0.5 * (np.log(weights) ** 2).sum()
-
-    found = weigh(parts, labels)
-    for factor in (0.9, 1.1):
-        assert cost(found) <= cost(found * [factor, 1.0]) + 1e-6
-        assert cost(found) <= cost(found * [1.0, factor]) + 1e-6
 
 
 def test_a_case_that_teaches_is_learnt_and_figures_are_of_held_out_cases():
@@ -196,3 +179,17 @@ def test_a_fit_is_a_function_of_its_cases():
     second = fit(examples(), anchors=NOTHING, options=3, words=True)
     assert first.measured == second.measured
     assert (first.linear.weights == second.linear.weights).all()
+
+
+@pytest.mark.parametrize("kind", ["temperature", "vector", "isotonic"])
+def test_a_calibration_is_folded_into_the_served_numbers(monkeypatch, kind):
+    monkeypatch.setattr(fitting, "KINDS", (kind,))
+    cases = examples(each=10, apart=0.5, words=False)
+    validated = fitting.validate(cases, anchors=NOTHING, options=3)
+    calibration = validated.choose(("state", "words")).calibration
+    linear = validated.linear(calibration)
+    assert (linear.steps is None) == (kind != "isotonic")
+    everything = np.arange(len(cases))
+    expected = calibration.apply(validated.predict(everything, everything, ("state", "words")))
+    for hidden, text, row in zip(cases.hidden, cases.texts, expected, strict=True):
+        np.testing.assert_allclose(linear.apply(hidden, text).probabilities, row, atol=1e-9)

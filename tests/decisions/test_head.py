@@ -20,6 +20,7 @@ from steelyard_runtime.decisions.head import (
     Interval,
     Linear,
     Measured,
+    Steps,
     head_files,
     load_head,
     softmax,
@@ -119,6 +120,41 @@ def test_a_head_reads_as_it_was_written(tmp_path, words):
     assert read.apply(hidden, "card lost ünï") == ours.apply(hidden, "card lost ünï")
     assert read.description.embedding_size == 64
     read.check(contract=CONTRACT, **BOUND)
+
+
+STEPS = Steps(at=np.array([0.1, 0.5, 0.9]), to=np.array([0.0, 0.4, 1.0]), cases=9)
+
+
+def test_steps_follow_the_probabilities_and_read_as_they_were_written(tmp_path):
+    plain, described = linear(), DESCRIPTION.model_copy(update={"calibration": "isotonic"})
+    ours = dataclasses.replace(plain, steps=STEPS)
+    for name, body in head_files(described, ours).items():
+        (tmp_path / name).write_bytes(body)
+    hidden = np.ones(64, np.float32)
+    before = np.array(plain.apply(hidden, "card").probabilities)
+    answer = load_head(tmp_path).apply(hidden, "card")
+    mixed = (9 * np.interp(before, STEPS.at, STEPS.to) + before) / 10
+    np.testing.assert_allclose(answer.probabilities, mixed / mixed.sum(), atol=1e-12)
+    assert answer == ours.apply(hidden, "card")
+    assert answer.logits == plain.apply(hidden, "card").logits
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        dataclasses.replace(STEPS, at=np.array([0.1, 0.9, 0.5])),
+        dataclasses.replace(STEPS, to=np.array([0.0, 1.0, 0.4])),
+        dataclasses.replace(STEPS, to=np.array([0.0, 0.4, 1.1])),
+        dataclasses.replace(STEPS, at=np.array([0.1, 0.5])),
+        dataclasses.replace(STEPS, cases=-1),
+    ],
+)
+def test_steps_that_do_not_increase_from_0_to_1_are_refused(tmp_path, steps):
+    described = DESCRIPTION.model_copy(update={"calibration": "isotonic"})
+    for name, body in head_files(described, dataclasses.replace(linear(), steps=steps)).items():
+        (tmp_path / name).write_bytes(body)
+    with pytest.raises(HeadError, match="do not increase from 0 to 1"):
+        load_head(tmp_path)
 
 
 @pytest.mark.parametrize(

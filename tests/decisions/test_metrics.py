@@ -12,13 +12,16 @@ from sklearn.metrics import log_loss as sklearn_log_loss
 
 from steelyard.decisions import metrics
 from steelyard.decisions.metrics import (
+    answer_set,
     cases_to_prove,
     clopper_upper,
+    conformal_threshold,
     ece,
     figures,
     interval,
     operating_point,
     paired_difference,
+    paired_loss,
     risk_coverage,
     wilson,
 )
@@ -140,3 +143,37 @@ def test_a_difference_is_paired_by_case():
     assert paired_difference(probabilities, probabilities, labels).high == 0.0
     worse = probabilities[:, ::-1]
     assert paired_difference(probabilities, worse, labels).low == 1.0
+
+
+@settings(max_examples=40)
+@given(size=st.integers(1, 60), coverage=st.sampled_from([0.5, 0.8, 0.9, 0.95]), seed=st.integers(0, 2**32 - 1))
+def test_a_conformal_threshold_is_the_order_statistic_that_its_coverage_asks_for(size, coverage, seed):
+    right = np.random.default_rng(seed).random(size)
+    found = conformal_threshold(right, coverage)
+    place = int(np.ceil(round((size + 1) * coverage, 9)))
+    if place > size:
+        assert found == 0.0
+    else:
+        assert found == np.quantile(right[np.argsort(-right)][:place], 0.0)
+        assert (right >= found).sum() == place
+
+
+def test_answer_sets_hold_the_right_option_as_often_as_stated():
+    rng = np.random.default_rng(0)
+    sure = rng.dirichlet(np.full(4, 0.4), 2000)
+    labels = np.array([rng.choice(4, p=row) for row in sure])
+    overconfident = sure**2 / (sure**2).sum(axis=1, keepdims=True)
+    for probabilities in (sure, overconfident):
+        found = answer_set(probabilities, labels, np.arange(2000) % 5, coverage=0.9)
+        assert found.covered.low <= 0.9 <= found.covered.high
+        assert 1 <= found.mean_options <= 4
+    assert answer_set(sure[:8], labels[:8], np.arange(8) % 4, coverage=0.9).mean_options == 4
+
+
+def test_a_loss_is_compared_case_by_case():
+    labels = np.array([0, 1, 0, 1])
+    first, second = np.array([[0.9, 0.1], [0.2, 0.8]] * 2), np.full((4, 2), 0.5)
+    found = paired_loss(second, first, labels)
+    assert found.value == pytest.approx(np.log(2) + (np.log(0.9) + np.log(0.8)) / 2)
+    assert 0 < found.low <= found.value <= found.high
+    assert paired_loss(first, first, labels).high == 0

@@ -27,6 +27,7 @@ MAX_DESCRIPTION_BYTES = 4 << 20
 MAX_TENSOR_BYTES = 512 << 20
 
 Array = npt.NDArray[np.float64]
+CalibrationName = Literal["temperature", "vector", "isotonic"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 
@@ -66,6 +67,15 @@ class Figures(_Part):
     ece: Annotated[Interval, Field(description="Mean gap of probability and accuracy, in ten bins.")]
 
 
+class AnswerSet(_Part):
+    """A set of options that holds the right one as often as stated, whatever the probabilities are worth."""
+
+    coverage: Annotated[float, Field(gt=0, lt=1, description="Stated share of cases whose set holds the right option.")]
+    probability: Annotated[float, Field(ge=0, le=1, description="Least probability of an option in the set.")]
+    covered: Annotated[Interval, Field(description="Share of held-out cases whose set held it.")]
+    mean_options: Annotated[float, Field(ge=0, description="Options of a set, on average.")]
+
+
 class Measured(_Part):
     """Cross-validated figures of the head and of what it has to beat."""
 
@@ -80,6 +90,11 @@ class Measured(_Part):
     better_than_words: Annotated[
         Interval, Field(description="Accuracy of the head less that of the bag of words, paired by case.")
     ]
+    answer_sets: Annotated[
+        tuple[AnswerSet, ...],
+        Strict(False),
+        Field(description="Conformal sets: what holds the right option as often as stated."),
+    ] = ()
 
 
 class Description(_Part):
@@ -94,7 +109,34 @@ class Description(_Part):
     word_terms: Annotated[int, Field(ge=0, le=MAX_TERMS, description="Words and pairs that are counted.")]
     run_terms: Annotated[int, Field(ge=0, le=MAX_TERMS, description="Parts of words that are counted.")]
     temperature: Annotated[float, Field(gt=0, description="Divides the logits.")]
+    calibration: Annotated[
+        CalibrationName,
+        Field(
+            description="`temperature`: nothing else. `vector`: each option's logit has a factor and a shift of its "
+            "own, which are in the weights. `isotonic`: an increasing function of the probabilities follows."
+        ),
+    ] = "temperature"
     measured: Annotated[Measured, Field(description="Cross-validated figures.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """An increasing function of probabilities, straight between its knots, mixed with the identity as ``cases`` to 1.
+
+    Attributes:
+        at: Shape ``(knots,)``, increasing.
+        to: Shape ``(knots,)``, not decreasing, 0 to 1.
+        cases: Weight of the function.
+    """
+
+    at: Array
+    to: Array
+    cases: int
+
+    def apply(self, probabilities: Array) -> Array:
+        """Return the function of probabilities above 0, scaled to a sum of 1 along the last axis; shape as given."""
+        mixed = (self.cases * np.interp(probabilities, self.at, self.to) + probabilities) / (self.cases + 1)
+        return np.asarray(mixed / mixed.sum(axis=-1, keepdims=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +145,7 @@ class HeadAnswer:
 
     Attributes:
         probabilities: One for each option, in order; they sum to 1.
-        logits: Their logarithms up to a constant, after the temperature.
+        logits: Their logarithms up to a constant; of a head with ``steps``, before these.
         distance: 1 less the cosine of the standardised hidden state and the nearest option's mean, 0 to 2.
         distance_rank: Share of the held-out cases with a smaller distance, 0 to 1.
     """
@@ -128,6 +170,7 @@ class Linear:
         words: The vocabularies; None for a head of the hidden state alone.
         word_weights: Shape ``(options, terms)``.
         temperature: Divides the logits.
+        steps: Applied to the probabilities; None for none.
     """
 
     mean: Array
@@ -139,6 +182,7 @@ class Linear:
     words: Words | None
     word_weights: Array
     temperature: float
+    steps: Steps | None = None
 
     def apply(self, hidden: npt.NDArray[np.floating[Any]], state: str) -> HeadAnswer:
         """Decide about one state.
@@ -162,8 +206,11 @@ class Linear:
             logits = logits + _dot(self.word_weights[:, list(columns)], np.array(weights))
         logits = logits / self.temperature
         distance = self._distance(standard)
+        probabilities = softmax(logits)
+        if self.steps is not None:
+            probabilities = self.steps.apply(probabilities)
         return HeadAnswer(
-            probabilities=tuple(map(float, softmax(logits))),
+            probabilities=tuple(map(float, probabilities)),
             logits=tuple(map(float, logits)),
             distance=distance,
             distance_rank=float(np.searchsorted(self.distances, distance, side="left")) / len(self.distances),
@@ -253,6 +300,8 @@ def head_files(description: Description, linear: Linear) -> dict[str, bytes]:
         tensors["word_weights"] = linear.word_weights
         tensors["idf"] = np.array([*words.words.idf, *words.runs.idf], np.float64)
         tensors["terms"] = np.frombuffer("\n".join([*words.words.index, *words.runs.index]).encode(), np.uint8)
+    if (steps := linear.steps) is not None:
+        tensors |= {"steps_at": steps.at, "steps_to": steps.to, "steps_cases": np.array([steps.cases], np.float64)}
     body = safetensors.numpy.save({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)})
     described = description.model_copy(
         update={
@@ -316,6 +365,8 @@ def _linear(description: Description, tensors: Mapping[str, npt.NDArray[Any]]) -
     }
     if terms:
         shapes |= {"word_weights": (options, terms), "idf": (terms,)}
+    if description.calibration == "isotonic":
+        shapes |= {"steps_at": (None,), "steps_to": (None,), "steps_cases": (1,)}
     numbers = {name: _checked(tensors, name, shape) for name, shape in shapes.items()}
     if not (numbers["scale"] > 0).all():
         raise ValueError("a scale is not above 0")
@@ -332,7 +383,16 @@ def _linear(description: Description, tensors: Mapping[str, npt.NDArray[Any]]) -
         words=words,
         word_weights=numbers.get("word_weights", np.zeros((options, 0))),
         temperature=description.temperature,
+        steps=_steps(numbers) if description.calibration == "isotonic" else None,
     )
+
+
+def _steps(numbers: Mapping[str, Array]) -> Steps:
+    at, to, cases = numbers["steps_at"], numbers["steps_to"], float(numbers["steps_cases"][0])
+    increasing = bool((np.diff(at) > 0).all()) and bool((np.diff(to) >= 0).all())
+    if len(at) != len(to) or not increasing or to[0] < 0 or to[-1] > 1 or cases < 0:
+        raise ValueError("the steps of the probabilities do not increase from 0 to 1")
+    return Steps(at=at, to=to, cases=int(cases))
 
 
 def _words(description: Description, tensors: Mapping[str, npt.NDArray[Any]], idf: Array) -> Words:
