@@ -1,12 +1,13 @@
 """Measure heads beside a bag of words, letters and the labels' shares, on labelled cases of other people.
 
-    python benchmarks/decisions.py --data FOLDER --model FILE [--sets NAME,...] [--wording NAME]
+    python benchmarks/decisions.py --data FOLDER --model FILE [--sets NAME,...] [--wordings NAME,...]
         [--letters N] [--json FILE] [--markdown FILE]
 
 The folder holds ``NAME.json`` (question, options), ``NAME.fit.jsonl`` (cases to fit on, in the order in which they
 count) and ``NAME.test.jsonl``, each line with ``text`` and ``label``. Whatever is chosen is chosen by cross-validation
-inside the first N fit cases; the test file is only judged by. Hidden states are kept in the cache: an interrupted
-run goes on where it stopped. ``--letters`` asks the letters of the first N test cases over HTTP as well: the decision
+inside the first N fit cases, the wording by the rule of ``steelyard decision tune``: the first that is named, unless
+another's log loss is lower beyond noise. The test file is only judged by. Hidden states are kept in the cache: an
+interrupted run goes on where it stopped. ``--letters`` asks the letters of the first N test cases over HTTP as well: the decision
 that nobody registered.
 """
 
@@ -15,8 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,11 @@ from rich.progress import Progress
 from threadpoolctl import threadpool_limits
 
 from steelyard.decisions import fitting, metrics
-from steelyard.decisions.features import EngineReader, StateReader
+from steelyard.decisions.features import EngineReader, Hidden, StateReader
 from steelyard.decisions.fitting import Examples
 from steelyard.models import storage
 from steelyard.serving.server_process import free_port, running_server
 from steelyard.terminal import console
-from steelyard_runtime.decisions.contract import DEFAULT_WORDING
 from steelyard_runtime.decisions.head import Interval
 from steelyard_runtime.engine.start import start_engine
 from steelyard_runtime.scoring.wordings import WORDINGS
@@ -40,8 +40,12 @@ from steelyard_runtime.settings import load_settings
 SIZES = (40, 160, 240, 770)
 NO_OPTION = "none of these"
 """An option of this name has no text of its own to learn from."""
-VARIANTS = {"bag of words": ("words",), "head, hidden state alone": ("state",), "head": ("state", "words")}
-"""Parts of each way; a head drops the words where they do not lower the held-out log loss, as in ``fitting.fit``."""
+VARIANTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "bag of words": (("words",),),
+    "head, hidden state alone": (("state",),),
+    "head": (("state",), ("state", "words")),
+}
+"""Parts that each may have; a head drops the words where they do not lower the held-out log loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,7 @@ class Result:
     accuracy: Interval
     log_loss: Interval
     ece: Interval
+    wording: str = ""
 
 
 def read_task(folder: Path, name: str) -> Task:
@@ -86,37 +91,57 @@ def sizes_of(task: Task) -> list[int]:
     return [s for s in found if np.bincount(task.labels["fit"][:s], minlength=len(task.options)).min() >= 2]
 
 
-def heads(task: Task, reader: StateReader, *, progress: Progress) -> list[Result]:
-    """Fit on each number of cases, and judge on the test cases."""
-    bar = progress.add_task(f"{task.name}: states")
+def heads(task: Task, readers: Mapping[str, StateReader], *, progress: Progress) -> list[Result]:
+    """Fit on each number of cases, and judge on the test cases.
+
+    Args:
+        task: The data set.
+        readers: Of hidden states, by wording; the first one stands unless another is better.
+        progress: Has a bar for each wording.
+    """
     own = [(text, index) for index, text in enumerate(task.options) if text != NO_OPTION and len(task.options) > 2]
-    texts = [*task.texts["fit"], *task.texts["test"], *(text for text, _ in own)]
-    hidden = reader.read(texts, step=lambda done, total: progress.update(bar, completed=done, total=total))
-    fit, test = len(task.texts["fit"]), len(task.texts["fit"]) + len(task.texts["test"])
-    anchors = Examples(
-        hidden=hidden[test:],
-        texts=tuple(text for text, _ in own),
-        labels=np.array([index for _, index in own], np.int64),
-    )
+    count = len(task.texts["fit"])
+
+    def read(wording: str, what: str, texts: Sequence[str]) -> Hidden:
+        bar = progress.add_task(f"{task.name}: {what}, {wording}")
+        return readers[wording].read(texts, step=lambda done, all_: progress.update(bar, completed=done, total=all_))
+
+    hidden = {name: read(name, "fit", [*task.texts["fit"], *(text for text, _ in own)]) for name in readers}
+    tests: dict[str, Hidden] = {}
     found = []
     for size in sizes_of(task):
-        cases = Examples(hidden=hidden[:size], texts=task.texts["fit"][:size], labels=task.labels["fit"][:size])
-        with threadpool_limits(1):
-            validated = fitting.validate(cases, anchors=anchors, options=len(task.options))
-            for way, parts in VARIANTS.items():
-                weights = chosen_weights(validated) if way == "head" else validated.weighed(parts)[1]
-                head = validated.linear(weights)
-                judged = zip(hidden[fit:test], task.texts["test"], strict=True)
-                probabilities = np.array([head.apply(state, text).probabilities for state, text in judged])
-                found.append(result(task, way, size, probabilities))
+        validated = {
+            name: fitting.validate(
+                Examples(hidden=each[:size], texts=task.texts["fit"][:size], labels=task.labels["fit"][:size]),
+                anchors=Examples(
+                    hidden=each[count:],
+                    texts=tuple(text for text, _ in own),
+                    labels=np.array([index for _, index in own], np.int64),
+                ),
+                options=len(task.options),
+            )
+            for name, each in hidden.items()
+        }
+        wording = tuned(validated)
+        if wording not in tests:
+            tests[wording] = read(wording, "test", task.texts["test"])
+        for way, parts in VARIANTS.items():
+            head = validated[wording].linear(validated[wording].choose(*parts).calibration)
+            judged = zip(tests[wording], task.texts["test"], strict=True)
+            probabilities = np.array([head.apply(state, text).probabilities for state, text in judged])
+            shown = "" if way == "bag of words" else wording
+            found.append(replace(result(task, way, size, probabilities), wording=shown))
     return found
 
 
-def chosen_weights(validated: fitting.Validated) -> dict[str, float]:
-    """Return the weights of the parts that a head would have."""
-    both, alone = (validated.weighed(parts) for parts in (("state", "words"), ("state",)))
-    labels = validated.cases.labels
-    return min((both, alone), key=lambda found: metrics.log_loss(found[0], labels))[1]
+def tuned(validated: Mapping[str, fitting.Validated]) -> str:
+    """Return the first wording, or the best of those whose held-out log loss is lower beyond noise."""
+    (first, own), *others = ((name, each.choose(*VARIANTS["head"]).probabilities) for name, each in validated.items())
+    labels = validated[first].cases.labels
+    confidence = 1 - 0.05 / max(1, len(others))
+    gains = {name: metrics.paired_loss(own, each, labels, confidence=confidence) for name, each in others}
+    better = {name: gain.value for name, gain in gains.items() if gain.low > 0}
+    return max(better, key=better.__getitem__) if better else first
 
 
 def result(task: Task, way: str, cases: int, probabilities: metrics.Array) -> Result:
@@ -149,15 +174,16 @@ def letters(task: Task, base_url: str, *, count: int, progress: Progress) -> Res
 def markdown(results: Sequence[Result]) -> str:
     """Return the results as a table."""
     lines = [
-        "| cases from | fitted on | way | judged on | accuracy | log loss | calibration error |",
-        "| --- | ---: | --- | ---: | --- | --- | --- |",
+        "| cases from | fitted on | way | wording | judged on | accuracy | log loss | calibration error |",
+        "| --- | ---: | --- | --- | ---: | --- | --- | --- |",
     ]
     for each in results:
         cells = [
             f"{shown.value:.3f} ({shown.low:.3f} to {shown.high:.3f})"
             for shown in (each.accuracy, each.log_loss, each.ece)
         ]
-        lines.append(f"| {each.data} | {each.cases or ''} | {each.way} | {each.judged} | {' | '.join(cells)} |")
+        named = f"{each.data} | {each.cases or ''} | {each.way} | {each.wording}"
+        lines.append(f"| {named} | {each.judged} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -167,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", required=True, help="a name of the catalogue, or a GGUF file")
     parser.add_argument("--sets", help="names, separated by commas; all of the folder unless given")
-    parser.add_argument("--wording", choices=sorted(WORDINGS), default=DEFAULT_WORDING)
+    parser.add_argument("--wordings", default=",".join(WORDINGS), help="the first stands unless another is better")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--letters", type=int, default=0, help="test cases whose letters are asked")
     parser.add_argument("--json", type=Path)
@@ -179,22 +205,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: list[Result] = []
     with Progress(console=console.err) as progress:
         if chosen.letters:
-            with running_server(
-                {"model": model, "threads": chosen.threads, "port": free_port("127.0.0.1", 0)}
-            ) as server:
+            port = free_port("127.0.0.1", 0)
+            url, log = f"http://127.0.0.1:{port}", storage.cache_folder() / "logs" / f"decisions-{port}.log"
+            arguments = ["--model", model, "--threads", str(chosen.threads), "--port", str(port)]
+            with running_server(arguments, url=url, log=log):
                 results += [
-                    letters(t, server.url, count=chosen.letters, progress=progress)
-                    for t in tasks
-                    if len(t.options) <= 26
+                    letters(t, url, count=chosen.letters, progress=progress) for t in tasks if len(t.options) <= 26
                 ]
         engine = start_engine(load_settings(model=model, threads=chosen.threads, context_tokens=1024, chats=1))
         try:
-            reader = EngineReader(engine, wording=chosen.wording, cache=storage.cache_folder() / "hidden-states")
+            cache = storage.cache_folder() / "hidden-states"
+            readers = {name: EngineReader(engine, wording=name, cache=cache) for name in chosen.wordings.split(",")}
             for task in tasks:
-                results += [majority(task), *heads(task, reader, progress=progress)]
-                if reader.evaluated_states:
-                    tokens = reader.evaluated_tokens / reader.evaluated_states
-                    console.note(f"{reader.evaluated_states} states evaluated, {tokens:.1f} tokens each")
+                with threadpool_limits(1):
+                    results += [majority(task), *heads(task, readers, progress=progress)]
+                costs = {name: reader.tokens_of(task.texts["test"]) for name, reader in readers.items()}
+                console.note(
+                    f"{task.name}: " + ", ".join(f"{each:.1f} tokens with {name}" for name, each in costs.items())
+                )
         finally:
             engine.close(timeout_s=1)
     results.sort(key=lambda each: names.index(each.data))

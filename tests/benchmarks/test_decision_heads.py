@@ -26,6 +26,13 @@ class Reader:
         return np.array([np.eye(4)[known.get(state.split()[-1], 3)] for state in states], np.float32)
 
 
+class Blind(Reader):
+    """Hidden states that say nothing."""
+
+    def read(self, states, *, step=lambda *_: None):
+        return super().read(states, step=step) * 0 + 1
+
+
 @pytest.fixture
 def task(tmp_path, monkeypatch):
     monkeypatch.setattr(fitting, "STRENGTHS", (100.0,))
@@ -45,13 +52,14 @@ def task(tmp_path, monkeypatch):
 def test_heads_are_judged_on_words_that_no_bag_has_seen(task):
     assert sizes_of(task) == [12]
     with Progress(disable=True) as progress:
-        found = {each.way: each for each in heads(task, Reader(), progress=progress)}
+        found = {each.way: each for each in heads(task, {"blind": Blind(), "a": Reader()}, progress=progress)}
     assert set(found) == {"bag of words", "head, hidden state alone", "head"}
     assert found["head, hidden state alone"].accuracy.value == 1.0
     assert found["bag of words"].accuracy.value < 0.7
+    assert {each.wording for each in found.values()} == {"", "a"}
     assert all(each.judged == 12 and each.cases == 12 for each in found.values())
 
 
 def test_the_table_has_a_line_for_each_way(task):
     table = markdown([majority(task)])
-    assert table.splitlines()[2].startswith("| a | 12 | labels' shares | 12 | 0.333 (")
+    assert table.splitlines()[2].startswith("| a | 12 | labels' shares |  | 12 | 0.333 (")
