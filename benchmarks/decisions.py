@@ -7,8 +7,8 @@ The folder holds ``NAME.json`` (question, options), ``NAME.fit.jsonl`` (cases to
 count) and ``NAME.test.jsonl``, each line with ``text`` and ``label``. Whatever is chosen is chosen by cross-validation
 inside the first N fit cases, the wording by the rule of ``steelyard decision tune``: the first that is named, unless
 another's log loss is lower beyond noise. The test file is only judged by. Hidden states are kept in the cache: an
-interrupted run goes on where it stopped. ``--letters`` asks the letters of the first N test cases over HTTP as well: the decision
-that nobody registered.
+interrupted run goes on where it stopped. ``--letters`` asks the letters of the first N test cases over HTTP as
+well: the decision that nobody registered.
 """
 
 from __future__ import annotations
