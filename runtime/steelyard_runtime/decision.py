@@ -122,6 +122,25 @@ class Ruling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shadowed:
+    """How a version that only is recorded would have answered.
+
+    Attributes:
+        decision: ``NAME@VERSION`` that answered.
+        shadow: ``NAME@VERSION`` that did not.
+        outcome: Whether both have the same likeliest option; ``failed`` where the shadow could not be decided.
+        action: What the shadow's policy would have done; None where it failed.
+        evaluated: Tokens that were evaluated for the shadow alone: 0 where both read one prompt.
+    """
+
+    decision: str
+    shadow: str
+    outcome: Literal["agrees", "differs", "failed"]
+    action: Action | None = None
+    evaluated: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The probabilities of one question's options, and how they came about.
 
@@ -138,6 +157,7 @@ class Answer:
         probability_status: ``"calibrated"`` where labelled cases were fitted for this decision, else
             ``"uncalibrated"``.
         ruling: What the policy of a registered decision does with it; None for a question of the request's own.
+        shadow: What the decision's shadow would have said; None where it has none.
     """
 
     probabilities: tuple[float, ...]
@@ -153,3 +173,4 @@ class Answer:
     cached: bool = False
     probability_status: str = "uncalibrated"
     ruling: Ruling | None = None
+    shadow: Shadowed | None = None

@@ -320,6 +320,18 @@ HELD_BACK = Metric(
         for cause, name in CAUSES.items()
     ),
 )
+SHADOWS = Metric(
+    name="steelyard_shadow_decisions",
+    type=Type.COUNTER,
+    meaning="Versions of decisions that were only recorded, by whether they agree with the one that answered.",
+    labels=("decision", "shadow", "outcome"),
+)
+SHADOW_TOKENS = Metric(
+    name="steelyard_shadow_tokens",
+    type=Type.COUNTER,
+    meaning="Tokens that were evaluated for versions that were only recorded.",
+    labels=("shadow",),
+)
 STARTS_REFUSED = Metric(
     name="steelyard_starts_refused",
     type=Type.COUNTER,
@@ -352,6 +364,8 @@ MEASURED = (
     TOKENS,
     RULINGS,
     HELD_BACK,
+    SHADOWS,
+    SHADOW_TOKENS,
     STARTS_REFUSED,
 )
 """Counted while requests are answered."""

@@ -162,10 +162,17 @@ class Settings(BaseSettings):
         description="Folder of registered decisions, one folder each. Unset: a folder called decisions beside the "
         "model file, if there is one.",
     )
-    decisions_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+    decisions_sha256: (
+        Annotated[str, _text("leave it unset for whatever is there"), Field(pattern=r"^[0-9a-f]{64}$")] | None
+    ) = Field(
         None,
         description="Hash of the registered decisions that must be there, over their names, contracts and heads; the "
         "server does not start with others. A release's endpoints set it. Unset: those that are there.",
+    )
+    shadow_decisions: Annotated[str, _text("leave it unset for none"), AfterValidator(_names)] | None = Field(
+        None,
+        description="Versions of registered decisions that do not answer, as NAME@VERSION, separated by commas: each "
+        "is decided beside another version of its name, and only recorded, in the log and the metrics.",
     )
     layout: Literal["state-first", "options-first"] = Field(
         "state-first",
@@ -301,6 +308,11 @@ class Settings(BaseSettings):
     def aliases(self) -> tuple[str, ...]:
         """``model_aliases`` one by one."""
         return tuple(self.model_aliases.split(",")) if self.model_aliases else ()
+
+    @property
+    def shadows(self) -> tuple[str, ...]:
+        """``shadow_decisions`` one by one."""
+        return tuple(self.shadow_decisions.split(",")) if self.shadow_decisions else ()
 
     @property
     def model_path(self) -> Path:

@@ -245,6 +245,7 @@ def test_the_identity_lists_them(served: Served) -> None:
         "question": "Which team?",
         "options": ["billing", "shipping", "none_of_these"],
         "way_out": "none_of_these",
+        "shadow": False,
         "readout": "head:support-route@3",
         "calibrated": True,
         "contract_sha256": contract(TEAMS).sha256,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -93,8 +93,8 @@ class Registered:
             head_sha256=self.head.sha256 if self.head else None,
         )
 
-    def described(self) -> dict[str, Any]:
-        """Its entry in ``GET /v1/identity``, JSON-ready."""
+    def described(self, *, shadow: bool) -> dict[str, Any]:
+        """Its entry in ``GET /v1/identity``, JSON-ready; ``shadow`` says whether it is only recorded."""
         contract = self.contract
         return {
             "decision": contract.full_name,
@@ -102,6 +102,7 @@ class Registered:
             "question": contract.question,
             "options": list(contract.option_ids),
             "way_out": contract.way_out,
+            "shadow": shadow,
             "readout": self.readout,
             "calibrated": self.head is not None,
             "contract_sha256": contract.sha256,
@@ -115,18 +116,29 @@ class Registry:
 
     Attributes:
         decisions: By ``NAME@VERSION``.
-        questions: What requests find by ``NAME@VERSION``, and by ``NAME`` for the latest version.
+        shadows: ``NAME@VERSION`` of those that do not answer for their ``NAME``, at most one of each.
+        questions: What requests find by ``NAME@VERSION``, and by ``NAME`` for the latest version that answers.
     """
 
     decisions: Mapping[str, Registered] = field(default_factory=dict)
+    shadows: frozenset[str] = frozenset()
     questions: Mapping[str, Question] = field(init=False)
 
     def __post_init__(self) -> None:
         latest: dict[str, Registered] = {}
         for each in sorted(self.decisions.values(), key=lambda each: each.contract.version):
-            latest[each.contract.name] = each
+            if each.contract.full_name not in self.shadows:
+                latest[each.contract.name] = each
         found = {name: each.question for name, each in {**self.decisions, **latest}.items()}
         object.__setattr__(self, "questions", MappingProxyType(found))
+
+    def shadow_of(self, question: Question) -> Question | None:
+        """The question that is decided beside this one and only recorded; None where there is none."""
+        if question.registration is None or question.registration.name in self.shadows:
+            return None
+        name = self.decisions[question.registration.name].contract.name
+        found = (each for each in self.shadows if self.decisions[each].contract.name == name)
+        return next((self.questions[each] for each in found), None)
 
     @property
     def sha256(self) -> str:
@@ -172,6 +184,37 @@ def folder_of(setting: str | None, *, model: Path) -> Path | None:
         return Path(setting).expanduser()
     beside = model.parent / FOLDER
     return beside if beside.is_dir() else None
+
+
+def with_shadows(registry: Registry, names: Sequence[str]) -> Registry:
+    """Return the registry with some of its decisions as shadows.
+
+    Args:
+        registry: The decisions.
+        names: ``NAME@VERSION`` of each shadow.
+
+    Raises:
+        RegistryError: One is not registered, has no other version that answers, or is the second of its name.
+    """
+    taken: dict[str, str] = {}
+    for name in names:
+        if name not in registry.decisions:
+            raise RegistryError(
+                f"shadow_decisions names {name}, and there is no such decision; there are "
+                f"{', '.join(registry.decisions) or 'none'}"
+            )
+        base = registry.decisions[name].contract.name
+        if base in taken:
+            raise RegistryError(
+                f"shadow_decisions names {taken[base]} and {name}; a decision has one shadow: leave one out"
+            )
+        taken[base] = name
+        if all(each.contract.name != base or other == name for other, each in registry.decisions.items()):
+            raise RegistryError(
+                f"shadow_decisions names {name}, and no other version of {base} is there to answer; add it, or "
+                "take the shadow out"
+            )
+    return Registry(registry.decisions, frozenset(taken.values()))
 
 
 def check_content(registry: Registry, wanted: str | None, *, folder: Path | None) -> None:

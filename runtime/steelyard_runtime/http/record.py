@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from steelyard_runtime.contracts.error_formats import ErrorFormat
-from steelyard_runtime.decision import Answer, Ruling, TokenCounts
+from steelyard_runtime.decision import Answer, Ruling, Shadowed, TokenCounts
 from steelyard_runtime.engine.interface import Done
 from steelyard_runtime.metrics_table import OK
 
@@ -30,6 +30,7 @@ class RequestRecord:
         first_token_s: From then to the first generated token, in seconds.
         token_s: Seconds for each generated token after the first, of one choice.
         rulings: What the policies of registered decisions did with the answers, in order.
+        shadows: What versions that are only recorded would have said, in the same order.
         raw_body: The caller's body, only filled when the settings ask for raw text.
     """
 
@@ -48,6 +49,7 @@ class RequestRecord:
     first_token_s: float | None = None
     token_s: float | None = None
     rulings: list[Ruling] = field(default_factory=list)
+    shadows: list[Shadowed] = field(default_factory=list)
     raw_body: str | None = None
 
     def add_tokens(self, counts: TokenCounts) -> None:
@@ -82,6 +84,8 @@ class RequestRecord:
             self.engine_ms = (self.engine_ms or 0.0) + answer.timing.engine_ms
             if answer.ruling is not None:
                 self.rulings.append(answer.ruling)
+            if answer.shadow is not None:
+                self.shadows.append(answer.shadow)
 
 
 def attach(scope: MutableMapping[str, Any], record: RequestRecord) -> None:

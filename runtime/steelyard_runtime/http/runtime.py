@@ -10,7 +10,14 @@ from pathlib import Path
 from steelyard_runtime.chat_template import choose
 from steelyard_runtime.contracts.model_names import ModelNames
 from steelyard_runtime.decision import Question
-from steelyard_runtime.decisions.registry import Registry, RegistryError, check_content, folder_of, load_registry
+from steelyard_runtime.decisions.registry import (
+    Registry,
+    RegistryError,
+    check_content,
+    folder_of,
+    load_registry,
+    with_shadows,
+)
 from steelyard_runtime.engine.interface import Engine, Health
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.connections import Connections
@@ -118,6 +125,7 @@ def build_services(settings: Settings, engine: Engine, *, strategies: Strategies
     folder = folder_of(settings.decisions, model=Path(model.path))
     registry = Registry() if folder is None else load_registry(folder)
     check_content(registry, settings.decisions_sha256, folder=folder)
+    registry = with_shadows(registry, settings.shadows)
     decisions = DecisionService(engine, settings, template, strategies=strategies, registry=registry)
     try:
         decisions.keep_warm()
@@ -131,7 +139,7 @@ def build_services(settings: Settings, engine: Engine, *, strategies: Strategies
         template=(template.name, template.sha256),
         slots=decisions.most_options,
         strategies=decisions.strategies,
-        decisions=tuple(each.described() for each in registry.decisions.values()),
+        decisions=tuple(each.described(shadow=name in registry.shadows) for name, each in registry.decisions.items()),
         template_note=note,
         answer_position=template.answer_position,
         refusal=decisions.refusal,

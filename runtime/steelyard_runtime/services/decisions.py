@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from steelyard_runtime.chat_template import ChatTemplate
-from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Question, Timing, TokenCounts
+from steelyard_runtime.decision import Answer, DecisionRequest, Layout, Question, Shadowed, Timing, TokenCounts
 from steelyard_runtime.decisions.registry import Registry, RegistryError
 from steelyard_runtime.engine.interface import (
     Engine,
@@ -40,6 +40,14 @@ class _Prepared:
     prompts: tuple[ScorePrompt, ...]
     layout: Layout
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Shadow:
+    """A question that is decided beside another one; ``prepared`` is None where it cannot be scored."""
+
+    question: Question
+    prepared: _Prepared | None
 
 
 class DecisionService:
@@ -145,12 +153,18 @@ class DecisionService:
         began = time.monotonic()
         caller = preparing.caller
         prepared = await preparing.tokenize(self._prepare, request, chosen, preparing)
+        shadows = await preparing.tokenize(self._prepare_shadows, request, preparing) if self._registry.shadows else {}
         preparing.done()
         kept = [
             self._cache.get(each.sha256, readout=each.strategy.name, options=len(each.question.options), caller=caller)
             for each in prepared
         ]
         missing = [each.prompts for each, answer in zip(prepared, kept, strict=True) if answer is None]
+        missing += [
+            shadow.prepared.prompts
+            for index, shadow in shadows.items()
+            if kept[index] is None and shadow.prepared is not None
+        ]
         # What several questions share to the last token is scored once.
         wanted = tuple(dict.fromkeys(prompt for prompts in missing for prompt in prompts))
         scores: dict[ScorePrompt, Score] = {}
@@ -164,11 +178,55 @@ class DecisionService:
             if answer is None:
                 answer = self._answer(each, [scores[prompt] for prompt in each.prompts], request.state, elapsed_ms)
                 scores.update((prompt, _shared(scores[prompt])) for prompt in each.prompts)
-                self._cache.put(each.sha256, answer, caller=caller)
             else:
                 answer = _given_again(answer, total_ms=elapsed_ms)
             answers.append(answer)
+        # Behind all answers, so that what an answer and a shadow share counts as the answer's.
+        for index, each in enumerate(prepared):
+            if kept[index] is not None:
+                continue
+            if (shadow := shadows.get(index)) is not None:
+                shadowed = self._shadowed(shadow, each.question, answers[index], scores, state=request.state)
+                answers[index] = replace(answers[index], shadow=shadowed)
+            self._cache.put(each.sha256, answers[index], caller=caller)
         return answers
+
+    def _prepare_shadows(self, request: DecisionRequest, preparing: Preparing) -> dict[int, _Shadow]:
+        """The shadows of a request's questions, by the index of the question."""
+        work = Tokenizing(allowed_bytes=self._settings.max_text_bytes, wanted=preparing.check)
+        layout = request.layout or self._settings.layout
+        found = {}
+        for index, question in enumerate(request.questions):
+            if (asked := self._registry.shadow_of(question)) is None:
+                continue
+            try:
+                ready = self._prepared(request.state, asked, choose(asked.readout, self.strategies), layout, work)
+            except Problem:  # such as a longer prompt than fits: the answer does not need it
+                ready = None
+            found[index] = _Shadow(asked, ready)
+        return found
+
+    def _shadowed(
+        self, shadow: _Shadow, question: Question, answer: Answer, scores: dict[ScorePrompt, Score], *, state: str
+    ) -> Shadowed:
+        """What a shadow says. Whatever goes wrong with it is recorded, and never the request's failure."""
+        told, registration = answer.ruling, shadow.question.registration
+        assert told is not None and registration is not None  # noqa: S101, PT018 - both are registered
+        failed = Shadowed(decision=told.decision, shadow=registration.name, outcome="failed")
+        if (ready := shadow.prepared) is None:
+            return failed
+        try:
+            other = self._answer(ready, [scores[prompt] for prompt in ready.prompts], state, 0.0)
+        except Problem:
+            return failed
+        scores.update((prompt, _shared(scores[prompt])) for prompt in ready.prompts)
+        assert other.ruling is not None  # noqa: S101 - it is registered
+        return replace(
+            failed,
+            outcome="agrees" if _likeliest(question, answer) == _likeliest(shadow.question, other) else "differs",
+            action=other.ruling.action,
+            evaluated=other.tokens.evaluated,
+        )
 
     def _prepare(self, request: DecisionRequest, chosen: Sequence[Strategy], preparing: Preparing) -> list[_Prepared]:
         for index, (question, strategy) in enumerate(zip(request.questions, chosen, strict=True)):
@@ -257,6 +315,12 @@ class DecisionService:
         return version + self._version if prepared.strategy.in_template else version
 
 
+def _likeliest(question: Question, answer: Answer) -> str:
+    """The id of the likeliest option; of equals the first."""
+    probabilities = answer.probabilities
+    return question.options[max(range(len(probabilities)), key=probabilities.__getitem__)].id
+
+
 def _shared(score: Score) -> Score:
     """A score as it is told to the next question of the request that has the same prompt: nothing was evaluated."""
     tokens = TokenCounts(prompt=score.tokens.prompt, evaluated=0, reused=score.tokens.prompt)
@@ -266,4 +330,6 @@ def _shared(score: Score) -> Score:
 def _given_again(answer: Answer, *, total_ms: float) -> Answer:
     """A kept answer, as it is told to the next one who asks."""
     tokens = TokenCounts(prompt=answer.tokens.prompt, evaluated=0, reused=answer.tokens.prompt)
-    return replace(answer, cached=True, tokens=tokens, timing=Timing(queue_ms=0.0, engine_ms=0.0, total_ms=total_ms))
+    shadow = None if answer.shadow is None else replace(answer.shadow, evaluated=0)
+    timing = Timing(queue_ms=0.0, engine_ms=0.0, total_ms=total_ms)
+    return replace(answer, cached=True, tokens=tokens, timing=timing, shadow=shadow)

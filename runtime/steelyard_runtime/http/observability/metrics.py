@@ -86,6 +86,10 @@ class Metrics:
             self.add(table.RULINGS, labels={"decision": ruling.decision, "action": ruling.action})
             if ruling.cause is not None:
                 self.add(table.HELD_BACK, labels={"decision": ruling.decision, "cause": ruling.cause})
+        for shadow in record.shadows:
+            versions = {"decision": shadow.decision, "shadow": shadow.shadow}
+            self.add(table.SHADOWS, labels={**versions, "outcome": shadow.outcome})
+            self.add(table.SHADOW_TOKENS, shadow.evaluated, labels={"shadow": shadow.shadow})
         if record.tokens_prompt:
             self.add(table.TOKENS, record.tokens_evaluated, labels={**contract, "how": "evaluated"})
             self.add(table.TOKENS, record.tokens_reused, labels={**contract, "how": "reused"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
 
@@ -142,6 +143,8 @@ class Observe:
                 }
                 for each in record.rulings
             ]
+        if record.shadows:
+            line["shadows"] = [asdict(each) for each in record.shadows]
         if record.tokens_prompt:
             line["tokens"] = {
                 "prompt": record.tokens_prompt,
