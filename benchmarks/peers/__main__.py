@@ -1,7 +1,7 @@
 """Measure Steelyard and its peers on this machine, in one run.
 
     python -m benchmarks.peers fetch                    # llama-server from source, the model; once
-    python -m benchmarks.peers run A B C D E F exact    # the default; results in build/benchmarks
+    python -m benchmarks.peers run A B C D E F H exact    # the default; results in build/benchmarks
     python -m benchmarks.peers run soak --soak 1800
     python -m benchmarks.peers run A D --quick --peers steelyard llama-server
     python -m benchmarks.peers report                   # the tables again, from what is there
@@ -24,14 +24,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import exactness, machine, report, servers, supplies, workloads
+from benchmarks.peers import cases, exactness, machine, report, servers, supplies, workloads
 from benchmarks.peers.asking import Log, Patience, Record, tally
 from benchmarks.peers.servers import DEFAULT_PEERS, LLAMA, OURS, PEERS, ROOT, WALKTHROUGH, Peer, Plan
 from benchmarks.peers.workloads import Bench, Numbers
 from steelyard_base.exit_codes import CommandError
 from steelyard_runtime.engine import cores
 
-ALL = ("A", "B", "C", "D", "E", "F", "exact", "soak")
+ALL = ("A", "B", "C", "D", "E", "F", "H", "exact", "soak")
 BUSY_CORES = 0.3
 
 
@@ -235,7 +235,8 @@ class Run:
         elif name == "D":
             await self._concurrent()
         else:
-            await {"E": self._beside_chats, "F": self._bursts, "exact": self._exact, "soak": self._soak}[name]()
+            others = {"E": self._beside_chats, "F": self._bursts, "H": self._registered}
+            await {**others, "exact": self._exact, "soak": self._soak}[name]()
 
     def _keep(self, cell: str, content: dict[str, Any]) -> None:
         content["measured"] = self._about["started"]
@@ -317,6 +318,15 @@ class Run:
                 )
         self._keep("F", {"peers": peers})
         await self._compare(["F"])
+
+    async def _registered(self) -> None:
+        threads = self._plan.threads
+        decisions = supplies.heads(self._plan.model, cases.REGISTERED, say, jobs=threads)
+        plan = replace(self._plan, arguments=(*self._plan.arguments, "--decisions", str(decisions)))
+        peers = [servers.REGISTERED, *(peer for peer in self._peers if peer.kind == LLAMA)]
+        with self._up(peers, plan) as bench:
+            for cell, content in (await workloads.registered(bench, count=self._amounts.in_turn_requests)).items():
+                self._keep(cell, content)
 
     async def _exact(self) -> None:
         peers: dict[str, Any] = {}

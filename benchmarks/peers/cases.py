@@ -14,6 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from steelyard_runtime.decisions.contract import parse_contract
+
+DECISIONS = Path(__file__).resolve().parents[2] / "decisions"
 STORED = Path(__file__).resolve().parent.parent / "workloads"
 
 
@@ -59,6 +62,8 @@ WORDS = {
     "account": ["account", "password", "profile", "team account", "e-mail login", "second factor"],
     "plan": ["basic", "family", "business", "starter", "premium", "yearly"],
 }
+REGISTERED = ("support-route", "moderation", "expense-approval")
+"""Worked examples in ``decisions/`` whose heads read a state in the same wording."""
 TIERS = ["free", "silver", "gold", "enterprise"]
 TOPICS: dict[str, dict[str, str]] = {
     "Which queue should handle this ticket?": {},
@@ -133,7 +138,20 @@ def mixed(number: int) -> Case:
     return Case("C", number, state, (Asked("only", question, {name: options[name] for name in kept}),))
 
 
-WORKLOADS: dict[str, Callable[[int], Case]] = {"A": routing, "B": three_questions, "C": mixed}
+def registered(number: int, *, count: int = 1) -> Case:
+    """Workload H: the first ``count`` of ``REGISTERED``, about a customer's message of one sentence.
+
+    Two messages whose numbers differ by less than 100,000 differ.
+    """
+    product, seats = divmod(number // 2, 979)
+    words = {name: choices[product % len(choices)] for name, choices in WORDS.items()}
+    words["month"] = WORDS["month"][product // len(WORDS["plan"]) % len(WORDS["month"])]
+    words["day"] = WORDS["day"][product // len(WORDS["thing"]) % len(WORDS["day"])]
+    sentence = (PROBLEMS[6], PROBLEMS[7])[number % 2]
+    return Case("H", number, sentence.format(**words, amount=seats + 11), tuple(map(_registered, REGISTERED[:count])))
+
+
+WORKLOADS: dict[str, Callable[[int], Case]] = {"A": routing, "B": three_questions, "C": mixed, "H": registered}
 
 
 def chat_prompt(number: int, words: int) -> str:
@@ -158,6 +176,13 @@ def stored(name: str) -> list[dict[str, Any]]:
 def _asked(decision: dict[str, Any]) -> Asked:
     options = {option["id"]: option["description"] for option in decision["options"]}
     return Asked(decision["id"], decision["question"], options)
+
+
+@cache
+def _registered(name: str) -> Asked:
+    contract = parse_contract((DECISIONS / name / "contract.toml").read_text(encoding="utf-8"))
+    options = {option.id: option.description or option.id for option in contract.options}
+    return Asked(name, contract.question, options)
 
 
 def _sentence(rng: random.Random) -> str:

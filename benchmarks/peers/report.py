@@ -13,6 +13,7 @@ from benchmarks.peers.servers import LLAMA, OURS, PEERS, WALKTHROUGH
 from benchmarks.peers.verdicts import Verdict, judge
 
 Results = dict[str, Any]
+ONE_AFTER_ANOTHER = ("A", "B", "C", "H", "H-3")
 NAME = "results.json"
 
 
@@ -61,7 +62,7 @@ def markdown(results: Results, verdicts: list[Verdict]) -> str:
     parts = ["# Beside peers", *_about(results["runs"]), "## Promises", *_table(PROMISES, map(_promise, verdicts))]
     cells = results["cells"]
     for title, head, rows in (
-        ("A, B, C: one request after another, the peers in turn", IN_TURN, _in_turn(cells)),
+        ("A, B, C, H: one request after another, the peers in turn", IN_TURN, _in_turn(cells)),
         ("Our time over theirs, request by request", RATIOS, _ratios(cells)),
         ("D: concurrent clients", LOOPS, _loops(cells)),
         ("E: decisions at a fifth of capacity beside chats", CHATS, _chats(cells)),
@@ -163,7 +164,7 @@ def _peers(cells: dict[str, Any], *prefixes: str) -> Iterator[tuple[str, str, di
 
 
 def _in_turn(cells: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    for cell, name, f in _peers(cells, "A", "B", "C"):
+    for cell, name, f in _peers(cells, *ONE_AFTER_ANOTHER):
         counted = f["tally"]
         tokens = f["evaluated_per_decision"]
         yield cell, name, counted["requests"], *_ms(f["latency_s"]), tokens, counted["lost"], _mb(f["memory_peak"])[0]
@@ -174,7 +175,7 @@ def _in_turn(cells: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _ratios(cells: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    for cell in ("A", "B", "C"):
+    for cell in ONE_AFTER_ANOTHER:
         for other, ratio in cells.get(cell, {}).get("ratios", {}).items():
             p = ratio["paired"]
             yield cell, other, ratio["of_p50"], p["value"], f"{p['low']:.3f} to {p['high']:.3f}", p["n"]

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,6 +61,7 @@ class Peer:
         layout: For llama-server, which template its copy of the weights has.
         flags: More arguments.
         extra: Fields added to the body of a System One request.
+        registered: Whether it is asked registered decisions, by their names.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Peer:
     layout: str = "state-first"
     flags: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
+    registered: bool = False
 
     @property
     def chats(self) -> bool:
@@ -78,11 +80,14 @@ class Peer:
 
     def body(self, case: Case) -> dict[str, Any]:
         """The request's body, in the contract that this peer speaks."""
+        if self.registered:
+            return wire.registered_body(case)
         return wire.decide_body(case) if self.kind == WALKTHROUGH else wire.systemone_body(case, self.extra)
 
     def answers(self, case: Case, body: Any) -> list[Answer]:
         """The answers in a body; raises ``UnreadableError``."""
-        return wire.decide_answers(case, body) if self.kind == WALKTHROUGH else wire.systemone_answers(case, body)
+        decides = self.registered or self.kind == WALKTHROUGH
+        return wire.decide_answers(case, body) if decides else wire.systemone_answers(case, body)
 
 
 PEERS = {
@@ -98,6 +103,8 @@ PEERS = {
         Peer(WALKTHROUGH, WALKTHROUGH, "/invocations", "/ping"),
     )
 }
+REGISTERED = replace(PEERS[OURS], path="/invocations", registered=True)
+"""Ours, asked by name; in tables it is ours."""
 DEFAULT_PEERS = (OURS, LLAMA, WALKTHROUGH)
 
 

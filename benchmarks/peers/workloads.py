@@ -1,4 +1,4 @@
-"""Workloads A to F. Each runs on peers that are up already and returns what it measured, by cell and peer."""
+"""Workloads A to H. Each runs on peers that are up already and returns what it measured, by cell and peer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.peers import figures, machine
+from benchmarks.peers import cases, figures, machine
 from benchmarks.peers.asking import ANSWERED, Log, Patience, Record, ask, tally
 from benchmarks.peers.cases import WORKLOADS, Case, chat_prompt, routing
 from benchmarks.peers.servers import LLAMA, OURS, Floor, Running
@@ -164,6 +164,48 @@ async def in_turn(bench: Bench, workload: str, *, count: int, floor: Floor | Non
         for running in bench.peers
     }
     return {"peers": result, "ratios": _paired_ratios(records, floors), "floor_s": _latency_of(floors)}
+
+
+async def registered(bench: Bench, *, count: int) -> dict[str, dict[str, Any]]:
+    """``count`` times one registered decision by every peer, and three of ours about another state, in turn.
+
+    Returns:
+        The cells ``H`` and ``H-3``. The second has our time for three over our time for one.
+    """
+    (ours,) = [running for running in bench.peers if running.name == OURS]
+    first = next(bench.numbers.cell())
+    three = first + 5_000
+    records: dict[str, list[Record]] = {running.name: [] for running in bench.peers}
+    of_three: list[Record] = []
+    async with _all_connected(bench.peers) as clients, _all_watched(bench.peers) as watches:
+        for running in bench.peers:
+            await warm(bench, running, clients[running.name], "H")
+        for index in range(count):
+            turns = [(running, cases.registered(first + index), "H") for running in bench.peers]
+            turns.append((ours, cases.registered(three + index, count=3), "H-3"))
+            start = index % len(turns)
+            for running, case, cell in [*turns[start:], *turns[:start]]:
+                record = await ask(clients[running.name], running.peer, case, cell=cell, patience=bench.patience)
+                (records[running.name] if cell == "H" else of_three).append(bench.log.add(record))
+                await asyncio.sleep(PAUSE_S)
+            if (index + 1) % 20 == 0:
+                bench.say(f"H: {index + 1} of {count}")
+
+    def told(found: list[Record], name: str) -> dict[str, Any]:
+        counts = [record.evaluated for record in found if record.evaluated is not None]
+        elapsed_s = sum(record.seconds for record in found)
+        tokens = float(sum(counts)) if counts else None
+        return summary(found, elapsed_s=elapsed_s, tokens=tokens, watch=watches[name])
+
+    one = {running.name: told(records[running.name], running.name) for running in bench.peers}
+    return {
+        "H": {"peers": one, "ratios": _paired_ratios(records, []), "floor_s": None},
+        "H-3": {
+            "peers": {OURS: told(of_three, OURS)},
+            "ratios": _paired_ratios({OURS: of_three, "one": records[OURS]}, []),
+            "floor_s": None,
+        },
+    }
 
 
 class _Bracket:

@@ -90,6 +90,8 @@ def cells():
                 "E-4k": {"peers": {OURS: chats}},
                 "E-16k": {"peers": {OURS: chats, LLAMA: chats}},
                 "F": {"peers": {OURS: copy.deepcopy(PEER) | {"bursts": [300, 150], "capacity_per_s": 4.0}}},
+                "H": {"peers": {OURS: PEER | {"evaluated_per_request_median": 25}}, "ratios": {LLAMA: ratio(0.2)}},
+                "H-3": {"peers": {OURS: PEER}, "ratios": {"one": ratio(1.15)}},
                 "exact": {"peers": {OURS: exact, LLAMA: exact}},
                 "soak": {"peers": {OURS: soak}},
             }
@@ -121,6 +123,9 @@ def test_what_was_not_measured_is_not_kept():
         ("E-16k", ("peers", OURS, "chats_beside_over_alone"), 0.79, "E-16k: chats"),
         ("F", ("peers", OURS, "tally", "lost"), 1, "F: neither"),
         ("F", ("peers", OURS, "tally", "amplification"), 2.0, "F: attempts"),
+        ("H", ("peers", OURS, "evaluated_per_request_median"), 26, "H: tokens"),
+        ("H", ("ratios", LLAMA, "of_p50"), 0.21, "H: p50 over llama-server"),
+        ("H-3", ("ratios", "one", "of_p50"), 1.16, "H-3: p50 over one"),
         ("exact", ("peers", OURS, "tally", "changed"), 1, "exact: answers unlike"),
         ("exact", ("peers", OURS, "decisions"), 999, "exact: decisions"),
         ("soak", ("peers", OURS, "canaries_changed"), 1, "soak: last answers"),

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from starlette.applications import Starlette
@@ -17,8 +18,8 @@ from starlette.routing import Route
 
 from benchmarks.peers import workloads
 from benchmarks.peers.asking import ANSWERED, Log, Patience
-from benchmarks.peers.cases import routing
-from benchmarks.peers.servers import LLAMA, OURS, PEERS, Running
+from benchmarks.peers.cases import registered, routing
+from benchmarks.peers.servers import LLAMA, OURS, PEERS, REGISTERED, Running
 from benchmarks.peers.workloads import Bench, Numbers
 from live_server import ServerThread
 
@@ -35,6 +36,7 @@ class Stub:
         self.answered = self.open = self.most_open = 0
         routes = [
             Route("/v1/systemone", self.decide, methods=["POST"]),
+            Route("/invocations", self.registered, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/metrics", self.metrics),
         ]
@@ -56,6 +58,19 @@ class Stub:
             even = {option: 1 / len(options) for option in options}
             answers[name] = {"choice": options[0], "probabilities": even, "x_tokens": {"evaluated": 40, "reused": 9}}
         return JSONResponse({"answers": answers})
+
+    async def registered(self, request: Request) -> Response:
+        body = await request.json()
+        asked = body.get("decisions") or [body["decision"]]
+        self.states.append(asked[0]["state"])
+        results = []
+        for index, each in enumerate(asked):
+            options = list(registered(0, count=3).questions[index].options)
+            numbers = [1 / len(options)] * len(options)
+            tokens = {"evaluated": 0 if index else 23, "reused": 29}
+            result = {"id": each["use"], "option_ids": options, "option_logits": numbers, "probabilities": numbers}
+            results.append(result | {"tokens": tokens})
+        return JSONResponse({"results": results} if "decisions" in body else {"result": results[0]})
 
     async def chat(self, request: Request) -> Response:
         asked = await request.json()
@@ -106,6 +121,20 @@ def test_in_turn_every_peer_gets_the_same_requests_and_pairs_are_compared(stubs)
         assert found["peers"][name]["tally"]["answered"] == 5
         assert found["peers"][name]["evaluated_per_decision"] == 40
     assert found["peers"][OURS]["memory_peak"]["resident"] > 0
+
+
+def test_registered_decisions_are_asked_by_name_and_three_cost_one_evaluation(stubs):
+    ours, theirs, bench = stubs
+    named, other = bench.peers
+    bench.peers = [replace(named, peer=REGISTERED), other]
+    found = asyncio.run(workloads.registered(bench, count=4))
+    assert theirs.states[-4:] == [registered(number).state for number in range(4)]
+    assert len(set(ours.states[-8:])) == 8
+    assert found["H"]["ratios"][LLAMA]["paired"]["n"] == 4
+    assert found["H-3"]["ratios"]["one"]["paired"]["n"] == 4
+    for cell, decisions in (("H", 4), ("H-3", 12)):
+        assert found[cell]["peers"][OURS]["decisions"] == decisions
+        assert found[cell]["peers"][OURS]["evaluated_per_request_median"] == 23
 
 
 def test_concurrent_clients_ask_new_things_and_no_answer_is_cut_off(stubs):
