@@ -94,6 +94,7 @@ from steelyard_runtime import metrics_table
 from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.decisions.contract import Contract, Option, OptionPolicy, Policy, Readout, Thresholds
 from steelyard_runtime.decisions.head import Bound, Description, Figures, Measured
+from steelyard_runtime.decisions.record import DecisionRecord, RecordedText
 from steelyard_runtime.engine.interface import Piece
 from steelyard_runtime.errors import TABLE
 from steelyard_runtime.http.observability.embedded import INTERVAL_S, MOST_VALUES
@@ -259,6 +260,19 @@ def metrics_page() -> str:
         _table(["name", "unit", "dimensions", "meaning", "counted with", "alarm"], series),
     ]
     return _page("Metrics", "runtime/steelyard_runtime/metrics_table.py", intro, "\n".join(body))
+
+
+def records_page() -> str:
+    """The fields of decision records."""
+    intro = "\n".join(
+        [
+            "With the setting `decision_records` each answer to a question leaves one JSON line. A hash is the SHA-256",
+            "of a text in UTF-8; of a short one it can be guessed by trying texts.",
+            "[Record and replay](../how-to/record-and-replay.md).",
+        ]
+    )
+    tables = {"One decision": DecisionRecord, "Texts": RecordedText}
+    return _page("Records", "runtime/steelyard_runtime/decisions/record.py", intro, _model_tables(tables))
 
 
 def _where(series: metrics_table.Series) -> str:
@@ -548,6 +562,7 @@ PAGES = {
     "routes.md": routes_page,
     "errors.md": errors_page,
     "metrics.md": metrics_page,
+    "records.md": records_page,
     "limits.md": limits_page,
     "exit-codes.md": exit_codes_page,
     "chat-templates.md": chat_templates_page,

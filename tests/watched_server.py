@@ -219,6 +219,14 @@ def _lines_dropped(watched: Watched, patch: pytest.MonkeyPatch) -> None:
     assert writer.drain(timeout_s=30)
 
 
+def _records_dropped(watched: Watched, _: pytest.MonkeyPatch) -> None:
+    full = watched.model.parent / "records.jsonl"
+    full.write_bytes(bytes(1 << 20))
+    with watched.serving(decision_records=str(full), decision_records_mib=1) as (server, _runtime):
+        body = {"decision": {"id": "a", "state": "b", **DECISION}}
+        assert httpx.post(server.url + "/invocations", json=body).status_code == 200
+
+
 def _refused_start(watched: Watched, **settings: Any) -> None:
     server = ServerProcess(endpoint_name=ENDPOINT, threads=1, context_tokens=512, **settings)
     server.start()
@@ -263,5 +271,6 @@ FAULTS: dict[str, Fault] = {
     "MismatchedHead": _mismatched_head,
     "FailedStart": _failed_start,
     "LogLinesDropped": _lines_dropped,
+    "RecordsDropped": _records_dropped,
 }
 """How to make the series of that name count."""

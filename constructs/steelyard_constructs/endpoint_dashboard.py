@@ -117,7 +117,8 @@ def _own_rows(metrics: ServerMetrics) -> Sequence[Sequence[cloudwatch.IWidget]]:
         return _graph(title, [metrics.metric(each) for each in shown])
 
     broken = [each for each in table.REQUESTS.series if each not in table.FAILURES]
-    sampled = [table.TABLE[table.QUEUE_DEPTH].series[0], table.TABLE[table.LINES_DROPPED].series[0]]
+    names = (table.QUEUE_DEPTH, table.LINES_DROPPED, table.RECORDS_DROPPED)
+    sampled = [series for name in names for series in table.TABLE[name].series]
     return [
         [
             graph("Refusals and faults, by class", *table.FAILURES),

@@ -67,6 +67,25 @@ class Identity:
             "exact": self.engine.probe.exact,
         }
 
+    def basis(self) -> dict[str, Any]:
+        """Return, JSON-ready, everything that an answer depends on besides request and decision: equal ones give equal bits."""
+        engine = self.engine
+        return {
+            "model_sha256": engine.model.sha256,
+            "template_sha256": self.template[1],
+            "runtime": f"steelyard {__version__}",
+            "llama_cpp": engine.llama_cpp,
+            "binding": engine.binding,
+            "hardware": hardware(),
+            "system_info": engine.system_info,
+            "device": engine.device,
+            "gpu_layers": engine.gpu_layers,
+            "threads": engine.threads,
+            "batch_tokens": engine.batch_tokens,
+            "context_tokens": engine.model.context_tokens,
+            "exact": engine.probe.exact,
+        }
+
     def full(self) -> dict[str, Any]:
         """Everything, for ``GET /v1/identity``."""
         model, probe = self.engine.model, self.engine.probe

@@ -411,6 +411,7 @@ CONNECTIONS_CLOSED = "steelyard_http_connections_closed"
 ACCEPT_ERRORS = "steelyard_http_accept_errors"
 MALFORMED_REQUESTS = "steelyard_http_malformed_requests"
 LINES_DROPPED = "steelyard_log_lines_dropped"
+RECORDS_DROPPED = "steelyard_decision_records_dropped"
 
 _SAMPLED_SERIES = {
     QUEUE_DEPTH: Series(name="QueueDepth", meaning="Requests waiting for the engine, every ten seconds."),
@@ -418,6 +419,11 @@ _SAMPLED_SERIES = {
         name="LogLinesDropped",
         meaning="Lines of the log, records among them, that were not written.",
         alert=Alert(above=0, message="Lines of the log are lost, records among them: it is not read fast enough."),
+    ),
+    RECORDS_DROPPED: Series(
+        name="RecordsDropped",
+        meaning="Decision records that were not written to their file.",
+        alert=Alert(above=0, message="Decision records are lost: their file is full, or the disk is slow or full."),
     ),
 }
 
@@ -445,6 +451,11 @@ READ = (
     _read(CONNECTIONS_CLOSED, Type.COUNTER, "Connections closed before their clients did.", ("reason",)),
     _read(ACCEPT_ERRORS, Type.COUNTER, "Connections that the system would not hand over."),
     _read(MALFORMED_REQUESTS, Type.COUNTER, "Requests that are not HTTP as it should be.", ("status",)),
+    _read(
+        RECORDS_DROPPED,
+        Type.COUNTER,
+        "Decision records that were not written to their file: it is as long as may be, or the disk is slow or full.",
+    ),
     _read(LINES_DROPPED, Type.COUNTER, "Log lines that were not written, because they were not read fast enough."),
 )
 """Read from the engine and the connections when somebody asks."""

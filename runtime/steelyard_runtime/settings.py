@@ -31,6 +31,9 @@ MAX_QUESTIONS = 400
 MAX_CHOICES = 128
 """Answers that one request may have generated: the most that a server may allow."""
 
+RECORDS_TO_LOG = "log"
+"""The value of ``decision_records`` that means the log."""
+
 PREFIX = "STEELYARD_"
 OTHER_VARIABLES = frozenset(
     {
@@ -275,6 +278,19 @@ class Settings(BaseSettings):
         None,
         description="Name of the endpoint that this server belongs to; the CDK sets it. With it, metrics are written "
         "to the log every ten seconds, in CloudWatch's embedded metric format.",
+    )
+    decision_records: Annotated[str, _text("leave it unset for none")] | None = Field(
+        None,
+        description="Where a record of every decision goes, one JSON line each: log for the log, or a file that lines "
+        "are appended to. Unset: nowhere.",
+    )
+    decision_records_mib: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+        1024, description="Longest file of decision records, in MiB; records beyond it are dropped and counted."
+    )
+    record_text: bool = Field(
+        False,
+        description="Keep callers' states, questions and options in decision records. Off unless you are allowed to "
+        "store them.",
     )
     log_raw_text: bool = Field(False, description="Log callers' text. Off unless you are allowed to store it.")
 

@@ -19,6 +19,7 @@ from steelyard.commands import (
     invoke,
     model,
     release,
+    replay,
     serve,
     sweep,
     up,
@@ -42,6 +43,7 @@ app.command("demo")(demo.command)
 app.command("up")(up.command)
 app.command("invoke")(invoke.command)
 app.command("down")(down.command)
+app.command("replay")(replay.command)
 app.command("sweep")(sweep.command)
 app.add_typer(release.app, name="release")
 app.add_typer(cloud.app, name="cloud")

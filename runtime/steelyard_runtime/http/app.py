@@ -20,6 +20,7 @@ from steelyard_runtime.http.error_paths import format_of_paths
 from steelyard_runtime.http.observability.logs import Sink, make_log
 from steelyard_runtime.http.observability.metrics import Metrics
 from steelyard_runtime.http.observability.middleware import Observe
+from steelyard_runtime.http.observability.records import Records
 from steelyard_runtime.http.openapi import document
 from steelyard_runtime.http.places import Places
 from steelyard_runtime.http.responses import problem_response
@@ -34,6 +35,7 @@ def create_app(
     contracts: Sequence[AnyContract] = CONTRACTS,
     log: FilteringBoundLogger | None = None,
     sink: Sink | None = None,
+    records: Records | None = None,
 ) -> Starlette:
     """The ASGI application over ``runtime``, whose services may arrive later.
 
@@ -42,7 +44,10 @@ def create_app(
         contracts: Its wire contracts.
         log: Takes a line for each request.
         sink: Takes lines that are for programs: metrics.
+        records: Takes decision records; unless given, what the settings say.
     """
+    records = records or Records(runtime.settings, log=sink)
+    runtime.dropped_records = lambda: records.dropped
     metrics = Metrics(runtime, sink=sink)
     served = operations(contracts)
     app = Starlette(
@@ -63,6 +68,7 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.runtime = runtime
     app.state.metrics = metrics
+    app.state.records = records
     app.state.openapi = document(runtime.settings, contracts)
     return app
 

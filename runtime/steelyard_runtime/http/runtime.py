@@ -66,6 +66,7 @@ class Runtime:
         services: None until the model is loaded; the socket listens earlier, so that ``/ping`` can say why not yet.
         reason: Why there are no services yet, for ``/ping`` and for refusals.
         dropped_lines: How many log lines could not be written.
+        dropped_records: How many decision records could not be written to their file.
         connections: The open connections; none are counted where the application is called without a socket.
         preparation: Admits requests whose bodies have arrived.
     """
@@ -75,6 +76,7 @@ class Runtime:
     reason: str = "the model is loading"
     connections: Connections = field(default_factory=Connections)
     dropped_lines: Callable[[], int] = lambda: 0
+    dropped_records: Callable[[], int] = lambda: 0
     preparation: Preparation = field(init=False)
 
     def __post_init__(self) -> None:

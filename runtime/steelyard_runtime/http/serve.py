@@ -44,6 +44,7 @@ from steelyard_runtime.http.observability.logs import (
     make_log,
 )
 from steelyard_runtime.http.observability.metrics import Metrics
+from steelyard_runtime.http.observability.records import Records
 from steelyard_runtime.http.protocol import Protocol
 from steelyard_runtime.http.runtime import Runtime, Services, build_services
 from steelyard_runtime.legible import reason_of
@@ -87,8 +88,14 @@ def _serve(settings: Settings, log: FilteringBoundLogger, sink: Sink) -> int:
     except TooFewDescriptorsError as error:
         log.error("not_listening", reason=str(error))
         return FAILED
-    process = _Process(settings, log, sink, connections=limit)
+    try:
+        records = Records(settings, log=sink)
+    except OSError as error:
+        log.error("not_recording", reason=f"The file {settings.decision_records} cannot be opened: {error.strerror}.")
+        return FAILED
+    process = _Process(settings, log, sink, records, connections=limit)
     status = asyncio.run(process.run())
+    records.close()
     log.info("stopped", status=status)
     if process.loading:
         # A library's destructors must not run under a thread that is still loading a model with it.
@@ -149,7 +156,9 @@ class _Server(uvicorn.Server):
 
 
 class _Process:
-    def __init__(self, settings: Settings, log: FilteringBoundLogger, sink: Sink, *, connections: int) -> None:
+    def __init__(
+        self, settings: Settings, log: FilteringBoundLogger, sink: Sink, records: Records, *, connections: int
+    ) -> None:
         self._settings = settings
         self._log = log
         self._sink = sink
@@ -159,7 +168,7 @@ class _Process:
         self._runtime = Runtime(settings=settings, connections=counted)
         if isinstance(sink, LogWriter):
             self._runtime.dropped_lines = lambda: sink.dropped
-        self._app = create_app(self._runtime, log=log, sink=sink)
+        self._app = create_app(self._runtime, log=log, sink=sink, records=records)
         self._metrics: Metrics = self._app.state.metrics
         self._stop = asyncio.Event()
         self._loader: threading.Thread | None = None
@@ -251,6 +260,8 @@ class _Process:
         while not self._server.started:
             await asyncio.sleep(0.005)
         self._log.info("listening", url=f"http://{name}:{port}", model=self._settings.model)
+        if self._settings.decision_records is not None and self._settings.record_text:
+            self._log.warning("recording_text", to=self._settings.decision_records)
         stop = asyncio.create_task(self._stop.wait())
         started = self._start_engine()
         try:

@@ -39,7 +39,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._runtime = runtime
         self._families = {metric.name: _family(metric, self.registry) for metric in table.MEASURED}
-        self._lines_dropped = 0
+        self._told = dict.fromkeys((table.LINES_DROPPED, table.RECORDS_DROPPED), 0)
         self._embedded: EmbeddedMetrics | None = None
         if sink is not None and (endpoint := runtime.settings.endpoint_name) is not None:
             self._embedded = EmbeddedMetrics(sink, endpoint=endpoint, read=self._read_series)
@@ -113,9 +113,12 @@ class Metrics:
             self._embedded.flush()
 
     def _read_series(self) -> Mapping[str, float]:
-        dropped = self._runtime.dropped_lines()
-        more, self._lines_dropped = dropped - self._lines_dropped, dropped
-        found = {_series_of(table.LINES_DROPPED): float(more)} if more else {}
+        dropped = {
+            table.LINES_DROPPED: self._runtime.dropped_lines(),
+            table.RECORDS_DROPPED: self._runtime.dropped_records(),
+        }
+        found = {_series_of(name): float(count - self._told[name]) for name, count in dropped.items()}
+        self._told = dropped
         if (services := self._runtime.services) is not None:
             found[_series_of(table.QUEUE_DEPTH)] = float(services.engine.counters.queue_depth)
         return found
@@ -183,6 +186,7 @@ class ConnectionCollector(Collector):
         yield _one(table.ACCEPT_ERRORS, counted.accept_errors)
         yield _by_label(table.MALFORMED_REQUESTS, dict(sorted(counted.malformed.items())))
         yield _one(table.LINES_DROPPED, self._runtime.dropped_lines())
+        yield _one(table.RECORDS_DROPPED, self._runtime.dropped_records())
 
 
 def _one(name: str, value: float) -> Family:

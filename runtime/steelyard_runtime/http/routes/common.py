@@ -13,6 +13,7 @@ from steelyard_runtime import strict_json
 from steelyard_runtime.http.body import read_body
 from steelyard_runtime.http.caller import caller_of
 from steelyard_runtime.http.disconnect import while_connected
+from steelyard_runtime.http.observability.records import Records
 from steelyard_runtime.http.runtime import Runtime
 from steelyard_runtime.services.preparation import Preparing
 
@@ -24,6 +25,12 @@ def runtime_of(request: Request) -> Runtime:
     """The runtime of the application that serves ``request``."""
     runtime: Runtime = request.app.state.runtime
     return runtime
+
+
+def records_of(request: Request) -> Records:
+    """Return what takes the records of the application that serves ``request``."""
+    records: Records = request.app.state.records
+    return records
 
 
 def preparing_of(request: Request) -> Preparing:

@@ -25,7 +25,7 @@ from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.generation import GenerationRequest
 from steelyard_runtime.http.record import RequestRecord, record_of
 from steelyard_runtime.http.responses import EventStream, Json
-from steelyard_runtime.http.routes.common import Handler, preparing_of, runtime_of
+from steelyard_runtime.http.routes.common import Handler, preparing_of, records_of, runtime_of
 from steelyard_runtime.http.runtime import Services
 from steelyard_runtime.http.sse import server_sent_events, sse_error
 from steelyard_runtime.services.chat import ChatService, Generation
@@ -74,7 +74,15 @@ def _deciding(contract: DecisionContract[DecisionsT, Any]) -> Handler:
         started = time.perf_counter()
         decoded, services = await _decoded(contract, request, body)
         answers = await services.decisions.decide(decoded.request, preparing=preparing_of(request))
-        record_of(request).add_answers(answers)
+        record = record_of(request)
+        record.add_answers(answers)
+        records_of(request).decided(
+            decoded.request,
+            answers,
+            request_id=record.request_id,
+            contract=contract.name,
+            identity=services.identity,
+        )
         elapsed_ms = (time.perf_counter() - started) * 1000
         return Json(contract.encode(decoded, answers, services.identity, elapsed_ms))
 

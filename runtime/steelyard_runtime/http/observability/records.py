@@ -1,0 +1,99 @@
+"""Decision records: appended to the log, or to a file of their own, by a thread that nobody waits for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from steelyard_runtime.decision import Answer, DecisionRequest
+from steelyard_runtime.decisions.record import decision_records
+from steelyard_runtime.http.observability.log_writer import FLUSH_S, LogWriter
+from steelyard_runtime.http.observability.logs import Sink, Undisturbed
+from steelyard_runtime.identity import Identity
+from steelyard_runtime.settings import RECORDS_TO_LOG, Settings
+
+
+class Records:
+    """Writes records; what does not fit is dropped and counted.
+
+    Args:
+        settings: Where they go, and whether they hold texts.
+        log: The log, for records that go there.
+
+    Attributes:
+        dropped: Records that were not written, because the file is as long as it may be.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+
+    def __init__(self, settings: Settings, *, log: Sink | None = None) -> None:
+        self._settings = settings
+        self._file: LogWriter | None = None
+        self._sink: Sink | None = None
+        self._left: int | None = None
+        self._identity: tuple[Identity, dict[str, Any]] | None = None
+        self._over = 0
+        if settings.decision_records == RECORDS_TO_LOG:
+            self._sink = log
+        elif settings.decision_records is not None:
+            descriptor = _opened(Path(settings.decision_records).expanduser())
+            self._left = (settings.decision_records_mib << 20) - os.fstat(descriptor).st_size
+            self._sink = self._file = LogWriter(descriptor)
+
+    @property
+    def dropped(self) -> int:
+        """Records of the file that were not written."""
+        return self._over + (self._file.dropped if self._file else 0)
+
+    def decided(
+        self,
+        request: DecisionRequest,
+        answers: Sequence[Answer],
+        *,
+        request_id: str,
+        contract: str,
+        identity: Identity,
+    ) -> None:
+        """Record the answers to a request."""
+        if self._sink is None:
+            return
+        if self._identity is None or self._identity[0] is not identity:
+            self._identity = identity, identity.basis()
+        for record in decision_records(
+            request,
+            answers,
+            request_id=request_id,
+            contract=contract,
+            layout=request.layout or self._settings.layout,
+            identity=self._identity[1],
+            time=datetime.now(UTC),
+            with_text=self._settings.record_text,
+        ):
+            self._write(record)
+
+    def _write(self, record: BaseModel) -> None:
+        if self._sink is None:
+            return
+        line = record.model_dump_json() + "\n"
+        if self._left is not None:
+            size = len(line.encode())
+            if size > self._left:
+                self._over += 1
+                return
+            self._left -= size
+        Undisturbed(self._sink).write(line)
+
+    def close(self, *, timeout_s: float = FLUSH_S) -> None:
+        """Write what is left, for no longer than ``timeout_s`` seconds."""
+        if self._file is not None:
+            self._file.drain(timeout_s=timeout_s)
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
