@@ -68,7 +68,7 @@ class Identity:
         }
 
     def basis(self) -> dict[str, Any]:
-        """Return, JSON-ready, everything that an answer depends on besides request and decision: equal ones give equal bits."""
+        """Return what an answer depends on besides request and decision, JSON-ready: equal ones give equal bits."""
         engine = self.engine
         return {
             "model_sha256": engine.model.sha256,

@@ -120,7 +120,7 @@ def test_a_wrong_variable_ends_the_start_with_status_two(start, monkeypatch, nam
 
 def test_the_texts_are_known():
     named = "model model_id model_aliases host chat_template decisions decisions_sha256 shadow_decisions"
-    assert [*named.split(), "endpoint_name"] == TEXTS
+    assert [*named.split(), "endpoint_name", "decision_records"] == TEXTS
 
 
 @pytest.mark.parametrize("name", TEXTS)
