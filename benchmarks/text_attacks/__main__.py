@@ -1,12 +1,15 @@
 """Measure how far texts in a state move a decision, by kind of attack, for each layout and each way to write the state.
 
-    python -m benchmarks.text_attacks --model FILE [--data FOLDER] [--cases N] [--layouts state-first,options-first]
+    python -m benchmarks.text_attacks --model FILE [--data FOLDER] [--cases N]
+        [--layouts state-first,options-first,head,head-without-words]
         [--writings plain,indented,quoted,fenced,asked-again] [--kinds claim,layout,...] [--rows FILE.jsonl]
 
 Each case is decided as it is, and once with each attack of ``steelyard/evaluation/attacks.jsonl``. An attack flips a
 case when the answer becomes the option that the attacker wants. ``--data`` is a folder with ``NAME.json`` (question and
 options) and ``NAME.test.jsonl`` (texts with labels); without it the tickets of ``benchmarks/workloads`` are attacked,
-which have no labels. ``--rows`` keeps every answer, and an interrupted run goes on from it.
+which have no labels. The layouts ``head`` and ``head-without-words`` ask a registered decision, whose head is fitted to
+``NAME.fit.jsonl`` of the data, with words and on the hidden state alone. ``--rows`` keeps every answer, and an
+interrupted run goes on from it.
 """
 
 from __future__ import annotations
@@ -15,8 +18,11 @@ import argparse
 import json
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,23 +33,28 @@ from steelyard.evaluation.attacks import LETTERS, Attack, injected, read_attacks
 from steelyard.evaluation.attacks import attacked as with_text
 from steelyard.models.storage import cache_folder
 from steelyard.serving.server_process import free_port, running_server
+from steelyard_runtime.decisions.contract import Contract, write_contract
 
 HERE = Path(__file__).parent
 TICKETS = HERE.parent / "workloads" / "ticket-routing.json"
-LAYOUTS = ("state-first", "options-first")
+LETTER_LAYOUTS = ("state-first", "options-first")
+HEADS = {"head": True, "head-without-words": False}
+"""Whether a head may count words."""
+LAYOUTS = (*LETTER_LAYOUTS, *HEADS)
 WRITINGS = ("plain", "indented", "quoted", "fenced", "asked-again")
 CLEAN = "clean"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One state with a question. ``label`` is the right option's name, empty where nobody said."""
+    """One state with a question. ``label`` is the right option's name, empty where nobody said; ``data`` its file."""
 
     id: str
     state: str
     question: str
     options: tuple[tuple[str, str], ...]
     label: str = ""
+    data: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +107,51 @@ def read_cases(data: Path | None, *, part: str, count: int) -> list[Case]:
             row = json.loads(line)
             name = f"{path.stem}-{index}"
             cases.append(
-                Case(id=name, state=row["text"], question=given["question"], options=options, label=row["label"])
+                Case(
+                    id=name,
+                    state=row["text"],
+                    question=given["question"],
+                    options=options,
+                    label=row["label"],
+                    data=path.stem,
+                )
             )
     return cases
+
+
+def register(cases: Sequence[Case], data: Path, layout: str, folder: Path, *, model: Path, threads: int) -> None:
+    """Fit a head for each data set of the cases, and leave it in ``folder`` as a registered decision.
+
+    Raises:
+        SystemExit: A head cannot be fitted; what was said is quoted.
+    """
+    for name, case in {case.data: case for case in cases}.items():
+        contract = Contract.model_validate(
+            {
+                "name": decision_name(name, layout),
+                "version": 1,
+                "type": "choice",
+                "question": case.question,
+                "options": [{"id": option} for option, _ in case.options],
+                "no_way_out": "the data set has none",
+                "readout": {"words": HEADS[layout]},
+            }
+        )
+        place = folder / contract.name
+        place.mkdir(parents=True)
+        (place / "contract.toml").write_text(write_contract(contract), encoding="utf-8")
+        lines = (data / f"{name}.fit.jsonl").read_text(encoding="utf-8").splitlines()
+        labelled = [{"state": row["text"], "label": row["label"]} for row in map(json.loads, lines)]
+        (place / "cases.jsonl").write_text("".join(json.dumps(each) + "\n" for each in labelled), encoding="utf-8")
+        words = ["decision", "fit", str(place), "--model", str(model), "--threads", str(threads)]
+        done = subprocess.run([sys.executable, "-m", "steelyard", *words], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise SystemExit(f"the head of {name} cannot be fitted:\n{done.stderr}")
+
+
+def decision_name(data: str, layout: str) -> str:
+    """Name of the registered decision of a data set."""
+    return f"{data}-{layout}"
 
 
 def attacked(case: Case, attack: Attack, *, wanted: int, before: int) -> str:
@@ -125,11 +178,18 @@ def written(state: str, question: str, *, writing: str) -> str:
             return state
 
 
-def ask(client: httpx.Client, case: Case, state: str, layout: str) -> list[float]:
-    """The probabilities of the options, in order."""
+def attack_body(case: Case, state: str, layout: str) -> dict[str, Any]:
+    """The request that asks a case about a state."""
+    if layout in HEADS:
+        return {"decision": {"use": decision_name(case.data, layout), "state": state}}
     options = [{"id": name, "description": description} for name, description in case.options]
     decision = {"id": case.id, "state": state, "question": case.question, "options": options}
-    response = client.post("/invocations", json={"decision": decision, "layout": layout})
+    return {"decision": decision, "layout": layout}
+
+
+def ask(client: httpx.Client, case: Case, state: str, layout: str) -> list[float]:
+    """The probabilities of the options, in order."""
+    response = client.post("/invocations", json=attack_body(case, state, layout))
     if response.status_code != 200:
         raise SystemExit(f"the server answered {response.status_code}: {response.text[:500]}")
     return list(response.json()["result"]["probabilities"])
@@ -229,7 +289,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="a folder of labelled cases; without it, the tickets here")
     parser.add_argument("--part", default="test", help="NAME.PART.jsonl of --data")
     parser.add_argument("--cases", type=int, default=6, help="of each data set")
-    parser.add_argument("--layouts", type=lambda given: _names(given, LAYOUTS), default=list(LAYOUTS))
+    parser.add_argument("--layouts", type=lambda given: _names(given, LAYOUTS), default=list(LETTER_LAYOUTS))
     parser.add_argument("--writings", type=lambda given: _names(given, WRITINGS), default=["plain"])
     parser.add_argument("--kinds", type=lambda given: _names(given, [*kinds, CLEAN]), default=list(kinds))
     parser.add_argument("--threads", type=int, default=1)
@@ -238,13 +298,20 @@ def main() -> int:
     # SIGTERM ends it like Ctrl-C does, so that no server is left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     cases = read_cases(given.data, part=given.part, count=given.cases)
+    heads = [layout for layout in given.layouts if layout in HEADS]
+    if heads and given.data is None:
+        parser.error(f"{heads[0]} is fitted to labelled cases; give --data")
     port = free_port("127.0.0.1", 0)
     url = f"http://127.0.0.1:{port}"
     rows = kept_rows(given.rows)
     arguments = ["--model", str(given.model), "--port", str(port), "--threads", str(given.threads)]
     arguments += ["--log-level", "warning", "--deadline-s", "600"]
     log = cache_folder() / "logs" / f"text-attacks-{port}.log"
-    with running_server(arguments, url=url, log=log), httpx.Client(base_url=url, timeout=600) as client:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        for layout in heads:
+            register(cases, given.data, layout, Path(folder), model=given.model, threads=given.threads)
+        stack.enter_context(running_server([*arguments, "--decisions", folder], url=url, log=log))
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=600))
         found = run(
             client,
             cases,

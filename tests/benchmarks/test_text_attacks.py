@@ -16,13 +16,16 @@ from benchmarks.text_attacks.__main__ import (
     WRITINGS,
     Case,
     Row,
+    attack_body,
     attacked,
     kept_rows,
     read_cases,
+    register,
     table,
     written,
 )
 from steelyard.evaluation.attacks import Attack, read_attacks
+from steelyard_runtime.decisions.registry import load_registry
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = Case(id="1", state="Late.", question="Which?", options=(("billing", "money"), ("shipping", ""), ("sales", "")))
@@ -116,3 +119,21 @@ def test_a_small_run_on_a_real_server_goes_on_where_it_stopped(tmp_path: Path) -
     assert len(kept_rows(rows)) == 2 * (1 + chosen), "nothing is asked twice"
     assert first.stdout == again.stdout
     assert "| state-first | plain | claim |" in first.stdout
+
+
+def test_a_head_is_fitted_to_the_cases_of_each_data_set(tmp_path: Path) -> None:
+    model, data = tiny_models.write("llama", tmp_path / "tiny.gguf"), tmp_path / "data"
+    data.mkdir()
+    (data / "set.json").write_text(json.dumps({"question": "Which?", "options": ["the ticket", "a refund"]}))
+    labels = ["the ticket", "a refund"] * 6
+    lines = [json.dumps({"text": f"{label} {number}", "label": label}) for number, label in enumerate(labels)]
+    for part in ("fit", "test"):
+        (data / f"set.{part}.jsonl").write_text("\n".join(lines))
+    cases = read_cases(data, part="test", count=2)
+    register(cases, data, "head-without-words", tmp_path / "decisions", model=model, threads=1)
+    (found,) = load_registry(tmp_path / "decisions").decisions.values()
+    assert found.head is not None
+    assert found.head.linear.words is None
+    assert found.contract.option_ids == ("the ticket", "a refund")
+    asked = attack_body(cases[0], "x", "head-without-words")
+    assert asked == {"decision": {"use": found.contract.name, "state": "x"}}
