@@ -13,8 +13,9 @@ from ministack.core import router
 from ministack.core.concurrency import run_offloop
 from ministack.services import cloudwatch
 
-from steelyard_localcloud import function_roles, iam, s3_encryption, wire
+from steelyard_localcloud import function_roles, iam, s3_encryption, tagging, wire
 from steelyard_localcloud.autoscaling import ApplicationAutoScaling
+from steelyard_localcloud.cloudformation import adoption
 from steelyard_localcloud.cloudformation import alarms as alarm_resources
 from steelyard_localcloud.cloudformation import buckets as bucket_resources
 from steelyard_localcloud.cloudformation import budgets as budget_resources
@@ -85,8 +86,10 @@ def install(*, cloud: CloudDetails, options: Options, inherited: Mapping[str, st
     )
     alarm_resources.extend()
     bucket_resources.extend()
+    adoption.extend()
     interfaces.extend()
     s3_encryption.extend()
+    tagging.extend()
     iam.extend()
     function_roles.extend()
     return Installed(sagemaker, scaling, runtime, Registry(images), builds, cloud)

@@ -62,6 +62,10 @@ class Aws:
         with aws_errors():
             return self._session.client("sagemaker-runtime", config=_config(timeout_s, connections=connections))
 
+    def partition(self) -> str:
+        """The partition of the region, such as ``aws`` or ``aws-us-gov``."""
+        return str(self._session.get_partition_for_region(self.region))
+
     def account(self) -> str:
         """The account that the credentials belong to.
 

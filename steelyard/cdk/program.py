@@ -77,13 +77,19 @@ class Cdk:
             if artifact["type"] == "aws:cloudformation:stack"
         }
 
-    def deploy(self, *stacks: str) -> None:
+    def deploy(self, *stacks: str, adopt: bool = False) -> None:
         """Deploy ``stacks`` and what they depend on; all without any.
+
+        Args:
+            stacks: Their names.
+            adopt: Whether what exists under a name of the templates is taken over, where they retain it.
 
         Raises:
             CommandError: A stack failed; CloudFormation's reason stands above, and the stack is as it was before.
         """
-        options = ("--require-approval", "never", "--concurrency", str(CONCURRENCY))
+        options: tuple[str, ...] = ("--require-approval", "never", "--concurrency", str(CONCURRENCY))
+        if adopt:
+            options = (*options, "--import-existing-resources")
         self._run("deploy", *(stacks or ("--all",)), *options, *self._synthesized)
 
     def destroy(self, *stacks: str) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 from steelyard.aws.cloudformation import Stack, find_stack
 from steelyard.aws.session import Aws, aws_errors
 from steelyard.cdk.program import Cdk
+from steelyard.deploy.adoption import adopted
 from steelyard.deploy.endpoints import Say, stacks_of
 from steelyard.deploy.scaling import unscale
 from steelyard.environments.fixed import OUTPUT as FIXED
@@ -68,6 +69,9 @@ def prepare(aws: Aws, environment: Environment, cdk: Cdk, say: Say, *, note: Say
         say(f"cdk bootstrap aws://{account}/{aws.region}")
         cdk.bootstrap(account=account, region=aws.region)
     check_fixed(aws, environment)
+    kept = adopted(aws, environment)
+    for each in kept:
+        note(f"{each.arn} was kept by an earlier deployment; it is adopted")
     say(f"cdk synth: environment {environment.name}, release {cdk.release}")
     cdk.synth()
     unprotect_failed(aws, environment, say)
@@ -78,7 +82,7 @@ def prepare(aws: Aws, environment: Environment, cdk: Cdk, say: Say, *, note: Say
         )
     say("cdk deploy: the bucket, the registry and the builds")
     parts = ("Artifacts", "Build") if environment.builds_or_stores else ("Artifacts",)
-    cdk.deploy(*(environment.stack_name(part) for part in parts))
+    cdk.deploy(*(environment.stack_name(part) for part in parts), adopt=bool(kept))
     return artifact_bucket(aws, environment)
 
 
@@ -123,7 +127,7 @@ def deploy(
     )
     unscale(aws, environment, cdk, say)
     say("cdk deploy --all")
-    cdk.deploy()
+    cdk.deploy(adopt=bool(adopted(aws, environment)))
     for name in environment.endpoints:
         check_serving(aws, environment, release, name)
 

@@ -154,7 +154,6 @@ class World:
         self.models = 0
         self.wanted = Wanted(self.model("llama"), digest())
         self.stands = False
-        self.untouched: set[str] = set()
 
     def client(self, service: str) -> Any:
         """A client, as the administrator."""
@@ -206,10 +205,6 @@ class World:
             text=True,
             timeout=240,
         )
-
-    def exists(self) -> bool:
-        """Whether any version of the environment is deployed."""
-        return any(each.startswith("endpoint ") for each in self.everything())
 
     def ensure(self) -> None:
         """Deploy what is wanted, unless it stands."""

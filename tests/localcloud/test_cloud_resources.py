@@ -9,7 +9,7 @@ from typing import Any
 
 import botocore.exceptions
 import pytest
-from endpoint_template import delete, deploy, execution_policy, reasons, template, trust
+from endpoint_template import delete, deploy, execution_policy, reasons, settled, template, trust
 
 from conftest import Furnished, wait_until
 
@@ -245,3 +245,28 @@ def test_a_security_group_and_subnets_in_use_are_not_deleted(
     assert delete(furnished.cloudformation, name) == "DELETE_FAILED"
     assert f"resource {ids['Group']} has a dependent object" in reasons(furnished.cloudformation, name)
     wait_until(lambda: not ec2.describe_network_interfaces(Filters=mine)["NetworkInterfaces"])
+
+
+def test_what_exists_is_refused_or_adopted_by_a_change_set_that_imports(furnished: Furnished, name: str) -> None:
+    described = {
+        "Bucket": {"Type": "AWS::S3::Bucket", "Properties": {"BucketName": f"{name}-mine"}},
+        "Repository": {"Type": "AWS::ECR::Repository", "Properties": {"RepositoryName": f"{name}-mine"}},
+        "Group": {"Type": "AWS::Logs::LogGroup", "Properties": {"LogGroupName": f"/{name}/mine"}},
+    }
+    kept = {key: {**each, "DeletionPolicy": "Retain"} for key, each in described.items()}
+    assert deploy(furnished.cloudformation, name, template(kept)) == "CREATE_COMPLETE"
+    assert delete(furnished.cloudformation, name) == "DELETE_COMPLETE"
+    for key in kept:
+        assert deploy(furnished.cloudformation, f"{name}-{key}", template({key: kept[key]})) == "ROLLBACK_COMPLETE"
+    again = f"{name}-again"
+    furnished.cloudformation.create_change_set(
+        StackName=again,
+        ChangeSetName="adopt",
+        ChangeSetType="CREATE",
+        TemplateBody=template(kept),
+        ImportExistingResources=True,
+    )
+    furnished.cloudformation.execute_change_set(StackName=again, ChangeSetName="adopt")
+    assert settled(furnished.cloudformation, again) == "CREATE_COMPLETE"
+    found = furnished.cloudformation.describe_stack_resources(StackName=again)["StackResources"]
+    assert {each["PhysicalResourceId"] for each in found} == {f"{name}-mine", f"/{name}/mine"}
