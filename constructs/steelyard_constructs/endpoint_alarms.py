@@ -26,6 +26,7 @@ class EndpointAlarms(Construct):
         failures: Share of requests that failed through no fault of the caller (metric math).
         server_errors: The container answers 5xx: it is broken, or busy beyond its queue.
         unanswered: The container does not answer: it crashed or hangs.
+        broken_streams: Streams break off after they have begun.
         client_errors: Callers send what the container refuses (4xx).
         latency: Answers take long.
         health: No instance reports.
@@ -45,7 +46,7 @@ class EndpointAlarms(Construct):
         ...     thresholds=Thresholds(latency_alarm_ms=2_000),
         ... )
         >>> len(alarms.all)
-        7
+        8
         >>> template = app.synth().get_stack_by_name("Example").template
     """
 
@@ -99,6 +100,14 @@ class EndpointAlarms(Construct):
             "60 s.",
             comparison=_CW.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
         )
+        self.broken_streams = self._alarm(
+            "BrokenStreams",
+            metrics.broken_streams(),
+            limits.broken_streams,
+            f"{limits.broken_streams} or more streams a minute break off after they have begun: the container crashed, "
+            "or took over 8 minutes.",
+            comparison=_CW.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
+        )
         self.client_errors = self._alarm(
             "ClientErrors",
             metrics.client_error_percent(),
@@ -135,6 +144,7 @@ class EndpointAlarms(Construct):
             self.failures,
             self.server_errors,
             self.unanswered,
+            self.broken_streams,
             self.client_errors,
             self.latency,
             self.health,

@@ -91,7 +91,7 @@ def _rows(shown: Shown) -> Sequence[Sequence[cloudwatch.IWidget]]:
             _graph("Requests a minute", [metrics.invocations()]),
             _graph(
                 "Failures a minute, by class",
-                [metrics.client_errors(), metrics.server_errors(), metrics.unanswered()],
+                [metrics.client_errors(), metrics.server_errors(), metrics.unanswered(), metrics.broken_streams()],
                 [metrics.failure_percent(), metrics.client_error_percent()],
             ),
             _graph(

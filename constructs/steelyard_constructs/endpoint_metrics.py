@@ -41,6 +41,10 @@ class EndpointMetrics:
         """Requests that the container answered with 5xx: broken or busy."""
         return self._count("Invocation5XXErrors")
 
+    def broken_streams(self) -> cloudwatch.Metric:
+        """Streams that broke off after they had begun; the other counts take them for answered."""
+        return self._count("MidStreamErrors")
+
     def unsuccessful(self) -> cloudwatch.Metric:
         """Requests without a 2xx answer, for whatever reason."""
         return self._count("InvocationModelErrors")

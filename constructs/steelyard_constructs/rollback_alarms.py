@@ -22,6 +22,7 @@ class RollbackAlarms(Construct):
     Attributes:
         failures: Share of requests that failed through no fault of the caller.
         unanswered: The container does not answer: it crashed or hangs.
+        broken_streams: Streams break off after they have begun.
         latency: Answers take long.
 
     Example:
@@ -32,7 +33,7 @@ class RollbackAlarms(Construct):
         >>> stack = cdk.Stack(app, "Example")
         >>> metrics = EndpointMetrics("support-decisions", "primary", "the-new-configuration")
         >>> len(RollbackAlarms(stack, "Rollback", metrics=metrics).all)
-        3
+        4
         >>> template = app.synth().get_stack_by_name("Example").template
     """
 
@@ -69,6 +70,14 @@ class RollbackAlarms(Construct):
             f"{new}: {limits.unanswered} or more requests a minute get no answer.",
             comparison=cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
         )
+        self.broken_streams = make_alarm(
+            self,
+            "BrokenStreams",
+            metrics.broken_streams(),
+            limits.broken_streams,
+            f"{new}: {limits.broken_streams} or more streams a minute break off after they have begun.",
+            comparison=cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
+        )
         self.latency = make_alarm(
             self,
             "Latency",
@@ -80,4 +89,4 @@ class RollbackAlarms(Construct):
     @property
     def all(self) -> Sequence[cloudwatch.IAlarm]:
         """All of them."""
-        return (self.failures, self.unanswered, self.latency)
+        return (self.failures, self.unanswered, self.broken_streams, self.latency)

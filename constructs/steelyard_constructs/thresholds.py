@@ -18,6 +18,7 @@ class Thresholds:
         failure_percent: Requests that failed through no fault of the caller, in percent of all.
         server_errors: Requests answered with 5xx, in a minute.
         unanswered: Requests without any answer, in a minute.
+        broken_streams: Streams that break off after they have begun, in a minute.
         client_error_percent: Requests refused with 4xx, in percent of all.
         latency_alarm_ms: 95th percentile of the time in the container, in milliseconds.
         memory_percent: Memory in use, in percent.
@@ -26,6 +27,7 @@ class Thresholds:
     failure_percent: float = 5
     server_errors: int = 10
     unanswered: int = 1
+    broken_streams: int = 1
     client_error_percent: float = 50
     latency_alarm_ms: float = LATENCY_ALARM_MS
     memory_percent: float = 95
@@ -44,6 +46,6 @@ def check_thresholds(limits: Thresholds) -> None:
     for name in ("failure_percent", "client_error_percent", "memory_percent"):
         if not 0 < getattr(limits, name) <= 100:
             raise Refused(f"the threshold {name} is {getattr(limits, name)}; set more than 0 and at most 100 percent")
-    for name in ("server_errors", "unanswered", "latency_alarm_ms"):
+    for name in ("server_errors", "unanswered", "broken_streams", "latency_alarm_ms"):
         if not getattr(limits, name) > 0:
             raise Refused(f"the threshold {name} is {getattr(limits, name)}; set more than 0")

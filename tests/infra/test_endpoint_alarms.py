@@ -22,6 +22,7 @@ from steelyard_constructs.rollback_alarms import RollbackAlarms
 from steelyard_constructs.thresholds import Thresholds
 
 SERVICE, INSTANCES, ABOVE = "AWS/SageMaker", "/aws/sagemaker/Endpoints", "GreaterThanThreshold"
+AT_LEAST = "GreaterThanOrEqualToThreshold"
 DIMENSIONS = [{"Name": "EndpointName", "Value": "decisions"}, {"Name": "VariantName", "Value": "primary"}]
 
 
@@ -55,6 +56,7 @@ def test_every_failure_class_has_an_alarm_of_its_own(stack):
         "Failures",
         "ServerErrors",
         "Unanswered",
+        "BrokenStreams",
         "ClientErrors",
         "Latency",
         "Health",
@@ -66,6 +68,7 @@ def test_every_failure_class_has_an_alarm_of_its_own(stack):
     ("name", "namespace", "metric", "statistic", "comparison", "threshold", "missing", "minutes"),
     [
         ("ServerErrors", SERVICE, "Invocation5XXErrors", "Sum", ABOVE, 10, "notBreaching", (2, 3)),
+        ("BrokenStreams", SERVICE, "MidStreamErrors", "Sum", AT_LEAST, 1, "notBreaching", (2, 3)),
         # CloudWatch has microseconds.
         ("Latency", SERVICE, "ModelLatency", "p95", ABOVE, 30e6, "notBreaching", (2, 3)),
         # No report at all is the failure, so what is missing breaches.
@@ -158,7 +161,12 @@ def test_an_update_is_undone_by_what_the_new_instances_do_and_by_nothing_else(st
     template = Template.from_stack(stack)
     (made,) = template.find_resources("AWS::SageMaker::Endpoint").values()
     watched = made["Properties"]["DeploymentConfig"]["AutoRollbackConfiguration"]["Alarms"]
-    assert [each["AlarmName"]["Ref"][len("Rollback") : -8] for each in watched] == ["Failures", "Unanswered", "Latency"]
+    assert [each["AlarmName"]["Ref"][len("Rollback") : -8] for each in watched] == [
+        "Failures",
+        "Unanswered",
+        "BrokenStreams",
+        "Latency",
+    ]
     (config,) = template.find_resources("AWS::SageMaker::EndpointConfig")
     new = {"Name": "EndpointConfigName", "Value": {"Fn::GetAtt": [config, "EndpointConfigName"]}}
     for each in watched:
@@ -187,6 +195,7 @@ def test_no_finding_of_cdk_nag_or_cfn_lint(stack, nag_findings, lint_findings):
         ({"client_error_percent": 101}, "the threshold client_error_percent is 101; set more than 0 and at most 100"),
         ({"memory_percent": -1}, "the threshold memory_percent is -1; set more than 0"),
         ({"server_errors": 0}, "the threshold server_errors is 0; set more than 0"),
+        ({"broken_streams": 0}, "the threshold broken_streams is 0; set more than 0"),
         ({"unanswered": 0}, "the threshold unanswered is 0; set more than 0"),
         ({"latency_alarm_ms": float("nan")}, "the threshold latency_alarm_ms is nan; give a finite number"),
     ],
@@ -227,7 +236,7 @@ def test_gpus_are_shown_where_there_are_some(stack):
 def test_the_state_of_the_alarms_heads_an_endpoint(stack):
     EndpointDashboard(stack, "Dashboard", endpoints=[Shown("decisions", "primary", alarms=alarms(stack).all)])
     (widget,) = [each for each in body(stack) if each["type"] == "alarm"]
-    assert len(widget["properties"]["alarms"]) == 7
+    assert len(widget["properties"]["alarms"]) == 8
 
 
 def test_a_dashboard_of_nothing_is_refused(stack):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import botocore.exceptions
@@ -12,7 +13,7 @@ import pytest
 from botocore.config import Config
 from endpoint_template import ACCOUNT, CHAT_IMAGE, reasons
 
-from conftest import Furnished
+from conftest import Furnished, wait_until
 
 CHAT = {"messages": [{"role": "user", "content": "the ticket is"}], "max_tokens": 4, "temperature": 0}
 
@@ -87,12 +88,33 @@ def test_stream_arrives_while_it_is_made(furnished: Furnished, echo: str) -> Non
 
 
 def test_broken_stream_is_an_error_in_the_stream(furnished: Furnished, echo: str) -> None:
+    before = broken_streams(furnished, echo)
     body = json.dumps({"chunks": ["one"], "breaks": True})
     answer = furnished.runtime.invoke_endpoint_with_response_stream(EndpointName=echo, Body=body)
     stream = iter(answer["Body"])
     assert next(stream)["PayloadPart"]["Bytes"] == b"one"
     with pytest.raises(botocore.exceptions.EventStreamError, match="ModelStreamError"):
         next(stream)
+    wait_until(lambda: broken_streams(furnished, echo) == before + 1)
+    whole = furnished.runtime.invoke_endpoint_with_response_stream(
+        EndpointName=echo, Body=json.dumps({"chunks": ["a"]})
+    )
+    assert events(whole) == [b"a"]
+    assert broken_streams(furnished, echo) == before + 1
+
+
+def broken_streams(furnished: Furnished, endpoint: str) -> float:
+    now = datetime.now(UTC)
+    found = furnished.cloud.client("cloudwatch").get_metric_statistics(
+        Namespace="AWS/SageMaker",
+        MetricName="MidStreamErrors",
+        Dimensions=[{"Name": "EndpointName", "Value": endpoint}, {"Name": "VariantName", "Value": "primary"}],
+        StartTime=now - timedelta(minutes=10),
+        EndTime=now + timedelta(minutes=1),
+        Period=60,
+        Statistics=["Sum"],
+    )
+    return sum(each["Sum"] for each in found["Datapoints"])
 
 
 def test_endless_stream_is_ended(furnished: Furnished, echo: str) -> None:

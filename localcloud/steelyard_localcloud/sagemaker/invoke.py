@@ -59,10 +59,10 @@ class _Call:
     began: float
     account_region: tuple[str, str]
 
-    def end(self, container_status: int) -> None:
+    def end(self, container_status: int, *, broken: bool = False) -> None:
         """Let the fleet go and count the outcome."""
         self.held.close()
-        outcome = metrics.Outcome(container_status, time.monotonic() - self.began, self.concurrent)
+        outcome = metrics.Outcome(container_status, time.monotonic() - self.began, self.concurrent, broken)
         metrics.record(self.fleet.endpoint, self.fleet.name, self.fleet.config_name, outcome)
 
 
@@ -142,7 +142,8 @@ class Runtime:
 
         async def run(send: Send, receive: Receive) -> None:
             gone = asyncio.create_task(_until_gone(receive))
-            sending = asyncio.create_task(_send_events(send, response, limit_s=limit_s))
+            broken = asyncio.Event()
+            sending = asyncio.create_task(_send_events(send, response, broken, limit_s=limit_s))
             try:
                 await asyncio.wait((gone, sending), return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -150,12 +151,14 @@ class Runtime:
                 sending.cancel()
                 await asyncio.gather(gone, sending, return_exceptions=True)
                 await response.aclose()
-                call.end(response.status_code)
+                call.end(response.status_code, broken=broken.is_set())
 
         return 200, headers, StreamingResponse(run)
 
 
-async def _send_events(send: Send, response: httpx.Response, *, limit_s: float) -> None:
+async def _send_events(send: Send, response: httpx.Response, broken: asyncio.Event, *, limit_s: float) -> None:
+    """Send the parts of a stream as they come; ``broken`` is set when it does not come whole."""
+
     async def emit(message: bytes, *, more: bool = True) -> None:
         await send({"type": "http.response.body", "body": message, "more_body": more})
 
@@ -165,9 +168,11 @@ async def _send_events(send: Send, response: httpx.Response, *, limit_s: float) 
                 await emit(event_stream.payload_part(chunk))
     except TimeoutError:
         message = f"The stream took more than {limit_s:g} seconds."
+        broken.set()
         await emit(event_stream.failure("ModelStreamError", Message=message, ErrorCode="ModelInvocationTimeExceeded"))
     except httpx.HTTPError as error:
         message = f"The container broke off the stream: {error}."
+        broken.set()
         await emit(event_stream.failure("ModelStreamError", Message=message, ErrorCode="StreamBroken"))
     await emit(b"", more=False)
 

@@ -19,11 +19,13 @@ class Outcome:
         container_status: Status that the container gave; 0 when it gave none.
         model_s: Seconds that the container took.
         concurrent: Invocations in flight when it began, itself included.
+        broken: Whether it is a stream that broke off after it had begun.
     """
 
     container_status: int
     model_s: float
     concurrent: int
+    broken: bool = False
 
 
 def record(endpoint: str, variant: str, config: str, outcome: Outcome) -> None:
@@ -38,6 +40,7 @@ def record(endpoint: str, variant: str, config: str, outcome: Outcome) -> None:
         "Invocation4XXErrors": (float(client), "None"),
         "Invocation5XXErrors": (float(server), "None"),
         "InvocationModelErrors": (float(not success), "None"),
+        "MidStreamErrors": (float(outcome.broken), "None"),
         "ModelLatency": (outcome.model_s * 1e6, "Microseconds"),
         "OverheadLatency": (0.0, "Microseconds"),
         "ConcurrentRequestsPerModel": (float(outcome.concurrent), "Count"),
