@@ -312,9 +312,9 @@ def _mistake(each: Judged, probability: float, ids: Sequence[str]) -> tuple[str,
 def _cost(evaluation: Evaluation) -> Markup:
     found = evaluation.figures
     rows = [
-        ("half of the answers took at most", f"{found.p50_ms:.1f} ms"),
-        ("95 of 100 took at most", f"{found.p95_ms:.1f} ms"),
-        ("the engine's work for one", f"{found.engine_ms:.1f} ms"),
+        ("half of the answers took at most", f"{found.p50_ms:.1f}\u00a0ms"),
+        ("95 of 100 took at most", f"{found.p95_ms:.1f}\u00a0ms"),
+        ("the engine's work for one", f"{found.engine_ms:.1f}\u00a0ms"),
         ("tokens evaluated for one", f"{found.evaluated_tokens:.1f}"),
         ("tokens kept from before", f"{found.reused_tokens:.1f}"),
     ]
@@ -366,7 +366,7 @@ def _quoted(text: str) -> Markup:
 
 def percent(share: float) -> str:
     """Return a share as a person reads it."""
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f}\u00a0%"
 
 
 def between(found: Interval, *, points: bool = False) -> str:
