@@ -128,8 +128,8 @@ def _bodies(served: Served, packed: Sequence[PackedDecision]) -> dict[str, bytes
                 f"head {found.head.sha256[:12] if found.head else 'none'}, and the release has "
                 f"{decision.contract_sha256[:12]} and {decision.head.sha256[:12] if decision.head else 'none'}",
                 code=ExitCode.USAGE,
-                hint="A release names hashes; its decisions come from the checkout that it was built from. Check out "
-                "decisions/ of that commit, or build a release of those that are here.",
+                hint="A release names hashes; the files come from this checkout. Check out decisions/ of the commit "
+                "that has the release, or build a release of those that are here.",
             )
     return {name: here[of].files[file] for name, ((of, file), _) in served.decision_objects().items()}
 
