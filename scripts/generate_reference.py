@@ -94,7 +94,7 @@ from steelyard_runtime import metrics_table
 from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.decisions.contract import Contract, Option, OptionPolicy, Policy, Readout, Thresholds
 from steelyard_runtime.decisions.head import Bound, Description, Figures, Measured
-from steelyard_runtime.decisions.record import DecisionRecord, RecordedText
+from steelyard_runtime.decisions.record import DecisionRecord, FeedbackRecord, RecordedText
 from steelyard_runtime.engine.interface import Piece
 from steelyard_runtime.errors import TABLE
 from steelyard_runtime.http.observability.embedded import INTERVAL_S, MOST_VALUES
@@ -271,7 +271,7 @@ def records_page() -> str:
             "[Record and replay](../how-to/record-and-replay.md).",
         ]
     )
-    tables = {"One decision": DecisionRecord, "Texts": RecordedText}
+    tables = {"One decision": DecisionRecord, "Texts": RecordedText, "Feedback": FeedbackRecord}
     return _page("Records", "runtime/steelyard_runtime/decisions/record.py", intro, _model_tables(tables))
 
 

@@ -268,6 +268,8 @@ FAULTS: dict[str, Fault] = {
     "FarFromCases": asked("far"),
     "Uncalibrated": asked("letters"),
     "NeverAutomated": asked("never"),
+    "Feedback": posted("/v1/feedback", {"feedback": {"use": "far", "right": "yes"}}, status=200),
+    "Overridden": posted("/invocations", {"feedback": {"use": "far", "right": "yes", "answered": "no"}}, status=200),
     "MismatchedHead": _mismatched_head,
     "FailedStart": _failed_start,
     "LogLinesDropped": _lines_dropped,

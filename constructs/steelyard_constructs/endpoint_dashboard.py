@@ -133,6 +133,7 @@ def _own_rows(metrics: ServerMetrics) -> Sequence[Sequence[cloudwatch.IWidget]]:
         [
             graph("Registered decisions, by what their policies did", *table.RULINGS.series),
             graph("Why they were not automated", *table.HELD_BACK.series),
+            graph("What people found right", *table.FEEDBACK.series),
         ],
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Layout = Literal["state-first", "options-first"]
 DecisionType = Literal["choice", "yesno", "score"]
@@ -174,3 +174,32 @@ class Answer:
     probability_status: str = "uncalibrated"
     ruling: Ruling | None = None
     shadow: Shadowed | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """What a person found right about an answer to a registered decision.
+
+    Attributes:
+        decision: ``NAME@VERSION``.
+        right: Id of the right option.
+        answered: Id of the option that had been answered; None where nobody said.
+        record: Id of the request or of its record; None where nobody said.
+        state: The state, any JSON value; None where nobody said.
+    """
+
+    decision: str
+    right: str
+    answered: str | None = None
+    record: str | None = None
+    state: Any = None
+
+    @property
+    def overridden(self) -> bool | None:
+        """Tell whether another option was right than was answered; None where that is not known."""
+        return None if self.answered is None else self.answered != self.right
+
+    @property
+    def model(self) -> None:
+        """Name no model: feedback is about a decision, whatever answered it."""
+        return None

@@ -332,6 +332,22 @@ SHADOW_TOKENS = Metric(
     meaning="Tokens that were evaluated for versions that were only recorded.",
     labels=("shadow",),
 )
+FEEDBACK = Metric(
+    name="steelyard_feedback",
+    type=Type.COUNTER,
+    meaning="Answers to registered decisions of which people said what was right: as answered, another, or not known.",
+    labels=("decision", "verdict"),
+    series=(
+        Series(name="Feedback", meaning="Answers of which people said what was right.", by_decision=True),
+        Series(
+            name="Overridden",
+            meaning="Answers of which people said that another option was right.",
+            where={"verdict": frozenset({"overridden"})},
+            by_decision=True,
+            alert=Alert(above=30, percent_of="Feedback", message="People find another option right than was answered."),
+        ),
+    ),
+)
 STARTS_REFUSED = Metric(
     name="steelyard_starts_refused",
     type=Type.COUNTER,
@@ -364,6 +380,7 @@ MEASURED = (
     TOKENS,
     RULINGS,
     HELD_BACK,
+    FEEDBACK,
     SHADOWS,
     SHADOW_TOKENS,
     STARTS_REFUSED,

@@ -10,6 +10,7 @@ from steelyard.commands import (
     bench,
     chat,
     cloud,
+    corrections,
     decide,
     decision,
     demo,
@@ -35,6 +36,7 @@ app.add_typer(model.app, name="model")
 decision.app.command("evaluate")(evaluation.evaluate)
 decision.app.command("report")(evaluation.report)
 decision.app.command("import")(evaluation.import_cases)
+decision.app.command("corrections")(corrections.command)
 decision.app.command("drift")(evaluation.drift)
 app.add_typer(decision.app, name="decision")
 app.command("doctor")(doctor.command)

@@ -25,6 +25,7 @@ from steelyard_runtime.errors import Kind, Problem
         ({"messages": [], "model": "m", "stream": True}, "openai_chat"),
         ({"prompt": ""}, "openai_completions"),
         ({"input": ["a"]}, "openai_embeddings"),
+        ({"feedback": {}}, "feedback"),
     ],
 )
 def test_one_shape(body: dict[str, object], name: str) -> None:
@@ -54,6 +55,6 @@ def test_none_or_several(body: object, said: str) -> None:
         contract_of(body, CONTRACTS)
     assert caught.value.kind is Kind.UNKNOWN_SHAPE
     assert said in caught.value.message
-    for field in ("decision", "decisions", "questions", "messages", "prompt", "input"):
+    for field in ("decision", "decisions", "questions", "messages", "prompt", "input", "feedback"):
         assert f"'{field}': " in caught.value.message
     assert len(json.dumps(caught.value.message)) < 1500

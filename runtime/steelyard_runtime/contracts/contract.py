@@ -16,7 +16,7 @@ from steelyard_runtime.contracts.answer_details import ModelIdentity
 from steelyard_runtime.contracts.error_formats import ErrorFormat
 from steelyard_runtime.contracts.limits import Limits
 from steelyard_runtime.contracts.model_names import GENERIC_NAMES
-from steelyard_runtime.decision import Answer, DecisionRequest
+from steelyard_runtime.decision import Answer, Correction, DecisionRequest
 from steelyard_runtime.engine.interface import Event
 from steelyard_runtime.generation import EmbeddingRequest, Embeddings, GenerationRequest, Head, Reply
 
@@ -74,6 +74,7 @@ class AskedDecisions:
 AskedT = TypeVar("AskedT", bound=Asked)
 DecisionsT = TypeVar("DecisionsT", bound=AskedDecisions)
 AnswerT = TypeVar("AnswerT")
+AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
 
 class ChunkEncoder(Protocol):
@@ -160,3 +161,21 @@ class EmbeddingContract(Contract[EmbeddingRequest, AnswerT], Generic[AnswerT]):
 
     encode: Callable[[EmbeddingRequest, Embeddings], AnswerT]
     group: ClassVar[str] = "Generation"
+
+
+class EncodeFeedback(Protocol[AnswerT_co]):
+    """Makes the body that says what became of feedback."""
+
+    def __call__(
+        self, correction: Correction, *, state_sha256: str | None, recorded: bool, with_state: bool
+    ) -> AnswerT_co:
+        """Return the body."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FeedbackContract(Contract[Correction, AnswerT], Generic[AnswerT]):
+    """A contract for what people found right."""
+
+    encode: EncodeFeedback[AnswerT]
+    group: ClassVar[str] = "Decisions"

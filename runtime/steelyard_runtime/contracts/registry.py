@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steelyard_runtime.contracts import chat, completions, decide, embeddings, openai_decisions, systemone
+from steelyard_runtime.contracts import chat, completions, decide, embeddings, feedback, openai_decisions, systemone
 from steelyard_runtime.contracts.contract import AnyContract
 
 CONTRACTS: tuple[AnyContract, ...] = (
@@ -12,4 +12,5 @@ CONTRACTS: tuple[AnyContract, ...] = (
     chat.CONTRACT,
     completions.CONTRACT,
     embeddings.CONTRACT,
+    feedback.CONTRACT,
 )

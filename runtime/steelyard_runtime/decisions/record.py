@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from steelyard_runtime.decision import Action, Answer, Cause, DecisionRequest, Layout, Option, Question
+from steelyard_runtime.contracts.text import render
+from steelyard_runtime.decision import Action, Answer, Cause, Correction, DecisionRequest, Layout, Option, Question
 
 
 class _Record(BaseModel):
@@ -76,6 +77,50 @@ class DecisionRecord(_Record):
     engine_ms: float
     identity: Annotated[dict[str, Any], Field(description="Everything that the answer depends on, by name.")]
     text: Annotated[RecordedText | None, Field(description="The texts, where `record_text` is on.")] = None
+
+
+class FeedbackRecord(_Record):
+    """What a person found right about one answer."""
+
+    event: Literal["feedback"] = "feedback"
+    format: Annotated[Literal[1], Field(description="Version of these fields.")] = 1
+    time: Annotated[str, Field(description="When it came, ISO 8601 in UTC.")]
+    id: Annotated[str, Field(description="Id of the request that brought it.")]
+    decision: Annotated[str, Field(description="`NAME@VERSION`.")]
+    contract_sha256: Annotated[str, Field(description="Hash of its contract.")]
+    record: Annotated[str | None, Field(description="Id of the answer's request or record; null where nobody said.")]
+    right: Annotated[str, Field(description="Id of the right option.")]
+    answered: Annotated[str | None, Field(description="Id of the option that had been answered.")]
+    overridden: Annotated[bool | None, Field(description="Another option was right; null where that is not known.")]
+    state_sha256: Annotated[str | None, Field(description="Hash of the state's text.")]
+    state: Annotated[Any, Field(description="The state, where `record_text` is on.")] = None
+
+
+def feedback_record(
+    correction: Correction, *, request_id: str, contract_sha256: str, time: datetime, with_text: bool
+) -> FeedbackRecord:
+    """Return the record of a correction.
+
+    Args:
+        correction: What a person said.
+        request_id: Id of the request that brought it.
+        contract_sha256: Hash of the decision's contract.
+        time: When it came, in UTC.
+        with_text: Keep the state, too.
+    """
+    state = correction.state
+    return FeedbackRecord(
+        time=time.isoformat().replace("+00:00", "Z"),
+        id=request_id,
+        decision=correction.decision,
+        contract_sha256=contract_sha256,
+        record=correction.record,
+        right=correction.right,
+        answered=correction.answered,
+        overridden=correction.overridden,
+        state_sha256=None if state is None else sha256_of_state(render(state)),
+        state=state if with_text else None,
+    )
 
 
 def decision_records(

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from steelyard_runtime.contracts.error_formats import ErrorFormat
-from steelyard_runtime.decision import Answer, Ruling, Shadowed, TokenCounts
+from steelyard_runtime.decision import Answer, Correction, Ruling, Shadowed, TokenCounts
 from steelyard_runtime.engine.interface import Done
 from steelyard_runtime.metrics_table import OK
 
@@ -31,6 +31,7 @@ class RequestRecord:
         token_s: Seconds for each generated token after the first, of one choice.
         rulings: What the policies of registered decisions did with the answers, in order.
         shadows: What versions that are only recorded would have said, in the same order.
+        corrections: What people found right, by this request.
         raw_body: The caller's body, only filled when the settings ask for raw text.
     """
 
@@ -50,6 +51,7 @@ class RequestRecord:
     token_s: float | None = None
     rulings: list[Ruling] = field(default_factory=list)
     shadows: list[Shadowed] = field(default_factory=list)
+    corrections: list[Correction] = field(default_factory=list)
     raw_body: str | None = None
 
     def add_tokens(self, counts: TokenCounts) -> None:

@@ -129,6 +129,10 @@ class DecisionService:
             tokens = tuple(self._engine.encode(WORDINGS[name].before, start=True))
             self._engine.keep_warm((Segment(tokens),)).result(self._settings.decode_timeout_s)
 
+    def contract_sha256(self, name: str) -> str:
+        """Return the hash of the contract of a registered decision, ``NAME@VERSION``."""
+        return self._registry.decisions[name].contract.sha256
+
     @property
     def most_options(self) -> int:
         """Options that a question may have with the first readout; 0 when no decision can be read."""

@@ -25,6 +25,7 @@ from steelyard_runtime.http.runtime import Runtime
 from steelyard_runtime.metrics_table import TABLE, Metric, Type, Unit
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+_VERDICTS = {None: "unknown", False: "confirmed", True: "overridden"}
 
 
 class Metrics:
@@ -90,6 +91,9 @@ class Metrics:
             versions = {"decision": shadow.decision, "shadow": shadow.shadow}
             self.add(table.SHADOWS, labels={**versions, "outcome": shadow.outcome})
             self.add(table.SHADOW_TOKENS, shadow.evaluated, labels={"shadow": shadow.shadow})
+        for correction in record.corrections:
+            verdict = _VERDICTS[correction.overridden]
+            self.add(table.FEEDBACK, labels={"decision": correction.decision, "verdict": verdict})
         if record.tokens_prompt:
             self.add(table.TOKENS, record.tokens_evaluated, labels={**contract, "how": "evaluated"})
             self.add(table.TOKENS, record.tokens_reused, labels={**contract, "how": "reused"})

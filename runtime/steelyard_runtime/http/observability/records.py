@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from steelyard_runtime.decision import Answer, DecisionRequest
-from steelyard_runtime.decisions.record import decision_records
+from steelyard_runtime.decision import Answer, Correction, DecisionRequest
+from steelyard_runtime.decisions.record import decision_records, feedback_record
 from steelyard_runtime.http.observability.log_writer import FLUSH_S, LogWriter
 from steelyard_runtime.http.observability.logs import Sink, Undisturbed
 from steelyard_runtime.identity import Identity
@@ -76,6 +76,28 @@ class Records:
             with_text=self._settings.record_text,
         ):
             self._write(record)
+
+    @property
+    def on(self) -> bool:
+        """Tell whether anything is recorded."""
+        return self._sink is not None
+
+    @property
+    def with_text(self) -> bool:
+        """Tell whether callers' texts are recorded, too."""
+        return self.on and self._settings.record_text
+
+    def corrected(self, correction: Correction, *, request_id: str, contract_sha256: str) -> str | None:
+        """Record what a person found right; return the hash of the state that it is about, where there is one."""
+        record = feedback_record(
+            correction,
+            request_id=request_id,
+            contract_sha256=contract_sha256,
+            time=datetime.now(UTC),
+            with_text=self._settings.record_text,
+        )
+        self._write(record)
+        return record.state_sha256
 
     def _write(self, record: BaseModel) -> None:
         if self._sink is None:

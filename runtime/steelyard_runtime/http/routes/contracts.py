@@ -16,6 +16,7 @@ from steelyard_runtime.contracts.contract import (
     DecisionContract,
     DecisionsT,
     EmbeddingContract,
+    FeedbackContract,
     GenerationContract,
 )
 from steelyard_runtime.contracts.dispatch import contract_of
@@ -54,6 +55,8 @@ def handler(contract: AnyContract) -> Handler:
             return _generating(contract)
         case EmbeddingContract():
             return _embedding(contract)
+        case FeedbackContract():
+            return _correcting(contract)
     raise TypeError(f"{type(contract).__name__} is no kind of contract that is served")
 
 
@@ -97,6 +100,19 @@ def _embedding(contract: EmbeddingContract[Any]) -> Handler:
         record.prompt_sha256 += result.prompt_sha256
         record.tokens_prompt = record.tokens_evaluated = result.prompt_tokens
         return Json(contract.encode(wanted, result))
+
+    return handle
+
+
+def _correcting(contract: FeedbackContract[Any]) -> Handler:
+    async def handle(request: Request, body: Any) -> Response:
+        correction, services = await _decoded(contract, request, body)
+        record, records = record_of(request), records_of(request)
+        record.corrections.append(correction)
+        contract_sha256 = services.decisions.contract_sha256(correction.decision)
+        state_sha256 = records.corrected(correction, request_id=record.request_id, contract_sha256=contract_sha256)
+        with_state = correction.state is not None and records.with_text
+        return Json(contract.encode(correction, state_sha256=state_sha256, recorded=records.on, with_state=with_state))
 
     return handle
 
