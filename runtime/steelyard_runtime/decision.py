@@ -178,7 +178,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """What a person found right about an answer to a registered decision.
+    """A person's word on an answer to a registered decision.
 
     Attributes:
         decision: ``NAME@VERSION``.

@@ -116,6 +116,7 @@ def test_work_is_refused_while_loading(path: str, decision: dict[str, Any]) -> N
         },
         "/v1/completions": {"prompt": "a"},
         "/v1/embeddings": {"input": "a"},
+        "/v1/feedback": {"feedback": {"use": "a", "right": "b"}},
     }
     body = bodies.get(path, {"messages": [{"role": "user", "content": "a"}]})
     response = TestClient(create_app(Runtime(settings=Settings()))).post(path, json=body)

@@ -46,7 +46,7 @@ class Request(Strict):
 
 
 class Response(Wire):
-    """What became of it."""
+    """The fate of a correction: counted, recorded, with its state or without."""
 
     decision: str
     right: str

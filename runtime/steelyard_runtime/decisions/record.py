@@ -80,7 +80,7 @@ class DecisionRecord(_Record):
 
 
 class FeedbackRecord(_Record):
-    """What a person found right about one answer."""
+    """A person's word on one answer."""
 
     event: Literal["feedback"] = "feedback"
     format: Annotated[Literal[1], Field(description="Version of these fields.")] = 1
