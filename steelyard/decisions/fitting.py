@@ -1,5 +1,7 @@
 """Fits a head: two multinomial logistic regressions, one of the hidden states and one of the words, weighed together.
 
+Of a score, whose options are steps of one thing, two more are tried: regressions that know the order.
+
 Each regression is regularised by L2, whose strength is chosen by cross-validated log loss. Their logits are added and
 calibrated by what was held out (``calibrating``): that stacks them and calibrates them at once. All reported figures
 are of predictions whose label neither a regression nor a calibration nor any choice has seen.
@@ -17,6 +19,7 @@ from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 
@@ -31,6 +34,14 @@ STRENGTHS = (1.0, 10.0, 100.0, 1000.0, 10000.0)
 FOLDS = 5
 LEAST_CASES = 2
 """Labelled cases of each option: one to learn from while the other is held out."""
+OF_STATE = (("state",), ("state in order",))
+OF_WORDS = (("words",), ("words in order",))
+OF_BOTH = (
+    ("state", "words"),
+    ("state in order", "words in order"),
+    ("state", "words", "state in order", "words in order"),
+)
+"""Parts that a head may have: of the hidden state alone, of the words alone, and of both."""
 COVERAGES = (0.9, 0.95)
 """Stated coverages of the answer sets that are reported."""
 SEED = 0
@@ -100,11 +111,17 @@ class Fitted:
     @property
     def uses_words(self) -> bool:
         """Whether the words improved the head."""
-        return "words" in self.chosen.way.parts
+        return self.linear.words is not None
 
 
 def fit(
-    cases: Examples, *, anchors: Examples, options: int, words: bool, step: Callable[[int, int], None] = lambda *_: None
+    cases: Examples,
+    *,
+    anchors: Examples,
+    options: int,
+    words: bool,
+    in_order: bool = False,
+    step: Callable[[int, int], None] = lambda *_: None,
 ) -> Fitted:
     """Fit a head.
 
@@ -113,6 +130,7 @@ def fit(
         anchors: The options' own texts, each with its option; may be empty. Never held out.
         options: Number of options.
         words: Whether the head may count words.
+        in_order: Whether the options are steps of one thing, as those of a score are.
         step: Called with the regressions that are done and their number.
 
     Raises:
@@ -121,21 +139,22 @@ def fit(
     check(cases, options=options)
     # Threads of a BLAS cost more than they gain on matrices of this size, and all the more beside other work.
     with threadpool_limits(1):
-        return _fit(cases, anchors, options, words, step)
+        validated = validate(cases, anchors=anchors, options=options, in_order=in_order, step=step)
+        return _fit(validated, words=words)
 
 
-def _fit(cases: Examples, anchors: Examples, options: int, words: bool, step: Callable[[int, int], None]) -> Fitted:
-    validated = validate(cases, anchors=anchors, options=options, step=step)
+def _fit(validated: Validated, *, words: bool) -> Fitted:
+    cases, options = validated.cases, validated.options
     labels, folds = cases.labels, validated.folds
-    head = validated.choose(("state",), ("state", "words")) if words else validated.choose(("state",))
-    only_words = validated.choose(("words",))
-    uses_words = "words" in head.way.parts
+    head = validated.choose(*OF_STATE, *(OF_BOTH if words else ()))
+    only_words = validated.choose(*OF_WORDS)
+    uses_words = any(PARTS[part].of_words for part in head.way.parts)
     distances = validated.distances()
     measured = Measured(
         cases=len(cases),
         folds=int(folds.max()) + 1,
         head=metrics.figures(head.probabilities, labels),
-        state=metrics.figures(validated.choose(("state",)).probabilities, labels) if uses_words else None,
+        state=metrics.figures(validated.choose(*OF_STATE).probabilities, labels) if uses_words else None,
         bag_of_words=metrics.figures(only_words.probabilities, labels),
         majority=metrics.figures(_majority(labels, options, folds), labels),
         better_than_words=metrics.paired_difference(head.probabilities, only_words.probabilities, labels),
@@ -176,8 +195,12 @@ class Validated:
     calibrator: Calibrator
 
     def choose(self, *parts: tuple[str, ...]) -> Chosen:
-        """Return the best combination of parts and kind of calibration, judged on what it has not seen."""
-        ways = [Way(parts=each, kind=kind) for kind in KINDS for each in parts]
+        """Return the best combination of parts and kind of calibration, judged on what it has not seen.
+
+        Combinations with a part that was not validated are left out.
+        """
+        there = [each for each in parts if set(each) <= set(self.logits)]
+        ways = [Way(parts=each, kind=kind) for kind in KINDS for each in there]
         return self.calibrator.choose(ways)
 
     def linear(self, calibration: Calibration) -> Linear:
@@ -187,14 +210,17 @@ class Validated:
         standard = Standard.of(everything.hidden)
         features = standard.apply(everything.hidden)
         state_weights, bias = np.zeros((self.options, features.shape[1])), calibration.shift / total
-        words, word_weights = None, np.zeros((self.options, 0))
+        words = learn(everything.texts) if any(PARTS[part].of_words for part in calibration.weights) else None
+        counted = np.zeros((len(everything), 0)) if words is None else dense(words, everything.texts)
+        word_weights = np.zeros((self.options, counted.shape[1]))
         for part, weight in calibration.weights.items():
-            if part == "words":
-                words = learn(everything.texts)
-                word_weights, more = self._folded(dense(words, everything.texts), part, calibration, weight / total)
+            if PARTS[part].of_words:
+                more, shift = self._folded(counted, part, calibration, weight / total)
+                word_weights = word_weights + more
             else:
-                state_weights, more = self._folded(features, part, calibration, weight / total)
-            bias = bias + more
+                more, shift = self._folded(features, part, calibration, weight / total)
+                state_weights = state_weights + more
+            bias = bias + shift
         return Linear(
             mean=standard.mean,
             scale=standard.scale,
@@ -210,7 +236,7 @@ class Validated:
 
     def _folded(self, features: Array, part: str, calibration: Calibration, weight: float) -> tuple[Array, Array]:
         """Fit a part on everything; return its weights and bias with the calibration's factors in them."""
-        fitted = self._regress(features, part)
+        fitted = self._regress(features, np.concatenate([self.cases.labels, self.anchors.labels]), part)
         scale = weight * calibration.scale
         return scale[:, None] * (fitted.weights - fitted.weights.mean(axis=0)), scale * (
             fitted.bias - fitted.bias.mean()
@@ -221,15 +247,13 @@ class Validated:
     ) -> dict[str, Array]:
         """Return the logits of some cases by regressions of others and the anchors, each ``(held cases, options)``."""
         examples, found = self.cases.take(learnt).with_more(self.anchors), {}
-        for part in parts:
-            x, unseen = FEATURES[part](examples, self.cases.take(held))
-            fitted = regress(x, examples.labels, options=self.options, strength=self.strengths[part])
-            found[part] = fitted.logits(unseen)
+        for name in parts:
+            x, unseen = PARTS[name].features(examples, self.cases.take(held))
+            found[name] = self._regress(x, examples.labels, name).logits(unseen)
         return found
 
-    def _regress(self, features: Array, part: str) -> Regression:
-        labels = np.concatenate([self.cases.labels, self.anchors.labels])
-        return regress(features, labels, options=self.options, strength=self.strengths[part])
+    def _regress(self, features: Array, labels: Labels, part: str) -> Regression:
+        return PARTS[part].regress(features, labels, options=self.options, strength=self.strengths[part])
 
     def distances(self) -> Array:
         """Return distances of held-out cases to the options' means of the others, shape ``(cases,)``."""
@@ -245,14 +269,18 @@ class Validated:
 
 
 def validate(
-    cases: Examples, *, anchors: Examples, options: int, step: Callable[[int, int], None] = lambda *_: None
+    cases: Examples,
+    *,
+    anchors: Examples,
+    options: int,
+    in_order: bool = False,
+    step: Callable[[int, int], None] = lambda *_: None,
 ) -> Validated:
-    """Cross-validate both regressions. Arguments as of ``fit``."""
+    """Cross-validate the regressions. Arguments as of ``fit``."""
     folds = folds_of(cases)
-    counted = _Counter(step, total=2 * (int(folds.max()) + 1) * len(STRENGTHS))
-    found = {
-        part: _cross_validate(cases, anchors, folds, options, features, counted) for part, features in FEATURES.items()
-    }
+    names = [name for name, part in PARTS.items() if in_order or part.regress is regress]
+    counted = _Counter(step, total=len(names) * (int(folds.max()) + 1) * len(STRENGTHS))
+    found = {name: _cross_validate(cases, anchors, folds, options, PARTS[name], counted) for name in names}
     logits = {part: each for part, (each, _) in found.items()}
     return Validated(
         cases=cases,
@@ -337,6 +365,8 @@ class Standard:
 
 Features = Callable[[Examples, Examples], tuple[Array, Array]]
 """Features of what is learnt from and of what is predicted, each of shape ``(cases, features)``."""
+Regress = Callable[..., "Regression"]
+"""``regress``, or another with its arguments."""
 
 
 def _of_state(learnt: Examples, predicted: Examples) -> tuple[Array, Array]:
@@ -347,10 +377,6 @@ def _of_state(learnt: Examples, predicted: Examples) -> tuple[Array, Array]:
 def _of_words(learnt: Examples, predicted: Examples) -> tuple[Array, Array]:
     words = learn(learnt.texts)
     return dense(words, learnt.texts), dense(words, predicted.texts)
-
-
-FEATURES: Mapping[str, Features] = MappingProxyType({"state": _of_state, "words": _of_words})
-"""By part."""
 
 
 def dense(words: Words, texts: Sequence[str]) -> Array:
@@ -401,6 +427,61 @@ def regress(features: Array, labels: Labels, *, options: int, strength: float) -
     return Regression(weights=weights, bias=bias)
 
 
+def regress_in_order(features: Array, labels: Labels, *, options: int, strength: float) -> Regression:
+    """Fit a regression whose options lie on one line: the logit of number k is ``k * slope @ features + bias[k]``.
+
+    Neighbours are then told apart by one number for all pairs (the adjacent-category model). It has the numbers of one
+    option for all of them, so that it needs fewer cases, where the options are steps of one thing. Arguments and bias
+    as of ``regress``.
+    """
+    basis = _basis(features)
+    x = features if basis is None else features @ basis
+    present = np.unique(labels)
+    steps = np.arange(options) - (options - 1) / 2
+    truth = labels[:, None] == present
+
+    def cost(numbers: Array) -> tuple[float, Array]:
+        slope, bias = numbers[: x.shape[1]], numbers[x.shape[1] :]
+        logits = np.outer(x @ slope, steps[present]) + bias
+        logits = logits - logits.max(axis=1, keepdims=True)
+        sums = np.exp(logits).sum(axis=1, keepdims=True)
+        off = np.exp(logits) / sums - truth
+        loss = (np.log(sums[:, 0]) - logits[truth]).sum() + 0.5 * (slope @ slope) / strength
+        slopes = np.concatenate([x.T @ (off @ steps[present]) + slope / strength, off.sum(axis=0)])
+        return float(loss) / len(labels), slopes / len(labels)
+
+    start = np.zeros(x.shape[1] + len(present))
+    found = minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": _ITERATIONS, "gtol": _TOLERANCE}).x
+    slope = found[: x.shape[1]] if basis is None else basis @ found[: x.shape[1]]
+    bias = np.full(options, -np.inf)
+    bias[present] = found[x.shape[1] :]
+    return Regression(weights=np.outer(steps, slope), bias=bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a head: what is looked at, and which regression of it."""
+
+    features: Features
+    regress: Regress
+
+    @property
+    def of_words(self) -> bool:
+        """Whether it looks at the words, and not at the hidden state."""
+        return self.features is _of_words
+
+
+PARTS: Mapping[str, Part] = MappingProxyType(
+    {
+        "state": Part(features=_of_state, regress=regress),
+        "words": Part(features=_of_words, regress=regress),
+        "state in order": Part(features=_of_state, regress=regress_in_order),
+        "words in order": Part(features=_of_words, regress=regress_in_order),
+    }
+)
+"""By name; those in order are for scores."""
+
+
 def _basis(features: Array) -> Array | None:
     """Orthonormal columns that span the cases, shape ``(features, rank)``; None where there are as many cases."""
     if features.shape[1] <= features.shape[0]:
@@ -415,7 +496,7 @@ def _cross_validate(
     anchors: Examples,
     folds: Folds,
     options: int,
-    features: Features,
+    part: Part,
     counted: _Counter,
 ) -> tuple[Array, float]:
     """Return held-out logits at the chosen strengths, shape ``(cases, options)``, and the strength for all cases."""
@@ -423,9 +504,9 @@ def _cross_validate(
     for fold in range(int(folds.max()) + 1):
         inside = np.flatnonzero(folds == fold)
         learnt = cases.take(np.flatnonzero(folds != fold)).with_more(anchors)
-        x, held = features(learnt, cases.take(inside))
+        x, held = part.features(learnt, cases.take(inside))
         for strength in STRENGTHS:
-            regression = regress(x, learnt.labels, options=options, strength=strength)
+            regression = part.regress(x, learnt.labels, options=options, strength=strength)
             held_out[strength][inside] = regression.logits(held)
             counted.one_more()
 

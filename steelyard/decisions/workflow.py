@@ -112,6 +112,7 @@ def fit_decision(
             ),
             options=len(contract.options),
             words=contract.readout.words,
+            in_order=contract.type == "score",
             step=lambda done, total: step("regressions", done, total),
         )
     except FitError as error:

@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from steelyard.decisions import fitting
-from steelyard.decisions.fitting import Examples, FitError, Standard, fit, folds_of, regress
+from steelyard.decisions.fitting import Examples, FitError, Standard, fit, folds_of, regress, regress_in_order
 from steelyard_runtime.decisions.head import Linear
 from steelyard_runtime.scoring.words import learn
 
@@ -193,3 +193,59 @@ def test_a_calibration_is_folded_into_the_served_numbers(monkeypatch, kind):
     expected = calibration.apply(validated.predict(everything, everything, ("state", "words")))
     for hidden, text, row in zip(cases.hidden, cases.texts, expected, strict=True):
         np.testing.assert_allclose(linear.apply(hidden, text).probabilities, row, atol=1e-9)
+
+
+def steps(*, seed, size=60, levels=4):
+    """Cases whose score is the sum of small things, as a policy has it."""
+    rng = np.random.default_rng(seed)
+    things = rng.integers(0, 2, (size, levels - 1))
+    hidden = np.concatenate([things, rng.standard_normal((size, 3))], axis=1).astype(np.float32)
+    texts = tuple(
+        " ".join(f"thing{at}" if each else "none" for at, each in enumerate(row)) + f" {n}"
+        for n, row in enumerate(things)
+    )
+    return Examples(hidden=hidden, texts=texts, labels=things.sum(axis=1).astype(np.int64))
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 2**32 - 1), strength=st.sampled_from([1.0, 100.0]), size=st.integers(8, 40))
+def test_a_regression_in_order_has_no_better_numbers_nearby(seed, strength, size):
+    rng = np.random.default_rng(seed)
+    features, labels = rng.standard_normal((size, 12)), rng.integers(0, 3, size)
+    labels[:2] = 0, 2  # number 1 may be missing
+
+    def cost(slope, bias):
+        logits = np.outer(features @ slope, [-1, 0, 1]) + bias
+        with np.errstate(invalid="ignore"):
+            lost = np.logaddexp.reduce(logits, axis=1) - logits[np.arange(size), labels]
+        return lost.sum() + 0.5 * slope @ slope / strength
+
+    found = regress_in_order(features, labels, options=3, strength=strength)
+    slope, least = found.weights[2], cost(found.weights[2], found.bias)
+    np.testing.assert_allclose(found.weights, np.outer([-1, 0, 1], slope))
+    for _ in range(10):
+        assert least <= cost(slope + 0.05 * rng.standard_normal(12), found.bias + 0.05 * rng.standard_normal(3)) + 1e-3
+
+
+def test_a_regression_in_order_of_two_options_is_the_other_one():
+    cases = examples(options=2, apart=1.0)
+    features = Standard.of(cases.hidden).apply(cases.hidden)
+    one = regress_in_order(features, cases.labels, options=2, strength=1.0).logits(features)
+    other = regress(features, cases.labels, options=2, strength=1.0).logits(features)
+    np.testing.assert_allclose(np.exp(one), np.exp(other), atol=1e-3)
+
+
+def test_a_score_that_is_a_sum_is_decided_in_order():
+    cases = steps(seed=0)
+    free = fit(cases, anchors=NOTHING, options=4, words=True)
+    ordered = fit(cases, anchors=NOTHING, options=4, words=True, in_order=True)
+    assert any("in order" in part for part in ordered.chosen.way.parts)
+    assert ordered.measured.head.log_loss.value < free.measured.head.log_loss.value
+    assert ordered.measured.bag_of_words.accuracy.value > 0.9
+    for hidden, text, label in zip(cases.hidden, cases.texts, cases.labels, strict=True):
+        assert int(np.argmax(ordered.linear.apply(hidden, text).probabilities)) == label
+
+
+def test_options_of_a_choice_have_no_order():
+    fitted = fit(examples(), anchors=NOTHING, options=3, words=True)
+    assert set(fitted.validated.logits) == {"state", "words"}
