@@ -1,7 +1,7 @@
 """Measure heads beside a bag of words, letters and the labels' shares, on labelled cases of other people.
 
-    python benchmarks/decisions.py --data FOLDER --model FILE [--sets NAME,...] [--wordings NAME,...]
-        [--letters N] [--json FILE] [--markdown FILE]
+    python -m benchmarks.decisions --data FOLDER --model FILE [--sets NAME,...] [--wordings NAME,...]
+        [--canary NAME] [--letters N] [--json FILE] [--markdown FILE]
 
 The folder holds ``NAME.json`` (question, options), ``NAME.fit.jsonl`` (cases to fit on, in the order in which they
 count) and ``NAME.test.jsonl``, each line with ``text`` and ``label``. Whatever is chosen is chosen by cross-validation
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,12 +27,14 @@ import numpy as np
 from rich.progress import Progress
 from threadpoolctl import threadpool_limits
 
+from benchmarks import layouts
 from steelyard.decisions import fitting, metrics
 from steelyard.decisions.features import EngineReader, Hidden, StateReader
 from steelyard.decisions.fitting import Examples
 from steelyard.models import storage
 from steelyard.serving.server_process import free_port, running_server
 from steelyard.terminal import console
+from steelyard_runtime.contracts.text import render
 from steelyard_runtime.decisions.head import Interval
 from steelyard_runtime.engine.start import start_engine
 from steelyard_runtime.scoring.wordings import WORDINGS
@@ -41,9 +44,9 @@ SIZES = (40, 160, 240, 770)
 NO_OPTION = "none of these"
 """An option of this name has no text of its own to learn from."""
 VARIANTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "bag of words": (("words",),),
-    "head, hidden state alone": (("state",),),
-    "head": (("state",), ("state", "words")),
+    "bag of words": fitting.OF_WORDS,
+    "head, hidden state alone": fitting.OF_STATE,
+    "head": fitting.OF_STATE + fitting.OF_BOTH,
 }
 """Parts that each may have; a head drops the words where they do not lower the held-out log loss."""
 
@@ -134,6 +137,44 @@ def heads(task: Task, readers: Mapping[str, StateReader], *, progress: Progress)
     return found
 
 
+def canary(cases: Sequence[layouts.Case], reader: StateReader, *, progress: Progress) -> list[Result]:
+    """Cross-validate a head for each question of ``sys1bench``'s labelled tasks, by state, and all questions together.
+
+    There is no test file: the figures are of held-out folds, as ``fitting.fit`` reports them.
+    """
+    texts = {case.state_id: render(case.state) for case in cases}
+    bar = progress.add_task("sys1bench: states")
+    hidden = reader.read(list(texts.values()), step=lambda done, all_: progress.update(bar, completed=done, total=all_))
+    rows = dict(zip(texts, hidden, strict=True))
+    right: dict[str, list[float]] = defaultdict(list)
+    found = []
+    for name in progress.track(dict.fromkeys(case.question_id for case in cases), description="sys1bench: heads"):
+        asked = [case for case in cases if case.question_id == name]
+        given = asked[0].question.get("criteria") or []
+        own = list(given.values() if isinstance(given, dict) else given)
+        options = len(own) or 2
+        anchors = reader.read(own)
+        labels = np.array([case.truth for case in asked], np.int64)
+        validated = fitting.validate(
+            Examples(
+                hidden=np.array([rows[case.state_id] for case in asked]),
+                texts=tuple(texts[case.state_id] for case in asked),
+                labels=labels,
+            ),
+            anchors=Examples(hidden=anchors, texts=tuple(own), labels=np.arange(len(own))),
+            options=options,
+            in_order=asked[0].kind == "score",
+        )
+        for way, parts in VARIANTS.items():
+            probabilities = validated.choose(*parts).probabilities
+            right[way] += list((probabilities.argmax(axis=1) == labels).astype(float))
+            figures = metrics.figures(probabilities, labels)
+            found.append(Result(data=name, way=way, cases=len(labels), judged=len(labels), **dict(figures)))
+    for way, each in right.items():
+        console.note(f"sys1bench, all questions, {way}: {np.mean(each):.3f} of {len(each)} right")
+    return found
+
+
 def tuned(validated: Mapping[str, fitting.Validated]) -> str:
     """Return the first wording, or the best of those whose held-out log loss is lower beyond noise."""
     (first, own), *others = ((name, each.choose(*VARIANTS["head"]).probabilities) for name, each in validated.items())
@@ -192,14 +233,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", required=True, help="a name of the catalogue, or a GGUF file")
-    parser.add_argument("--sets", help="names, separated by commas; all of the folder unless given")
+    parser.add_argument("--sets", help="names, separated by commas; all of the folder unless given, none if empty")
     parser.add_argument("--wordings", default=",".join(WORDINGS), help="the first stands unless another is better")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--letters", type=int, default=0, help="test cases whose letters are asked")
+    parser.add_argument("--canary", metavar="WORDING", help="cross-validate the questions of sys1bench as well")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     chosen = parser.parse_args(arguments)
-    names = chosen.sets.split(",") if chosen.sets else sorted(path.stem for path in chosen.data.glob("*.json"))
+    there = sorted(path.stem for path in chosen.data.glob("*.json"))
+    names = there if chosen.sets is None else [name for name in chosen.sets.split(",") if name]
     tasks = [read_task(chosen.data, name) for name in names]
     model = str(storage.resolve(chosen.model)[0])
     results: list[Result] = []
@@ -223,6 +266,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 console.note(
                     f"{task.name}: " + ", ".join(f"{each:.1f} tokens with {name}" for name, each in costs.items())
                 )
+            if chosen.canary:
+                asked = layouts.read_cases(layouts.packaged_cases())
+                with threadpool_limits(1):
+                    found = canary(asked, readers[chosen.canary], progress=progress)
+                results += [replace(each, wording=chosen.canary) for each in found]
+                names += [each.data for each in found]
         finally:
             engine.close(timeout_s=1)
     results.sort(key=lambda each: names.index(each.data))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.progress import Progress
 
 from benchmarks import decisions
-from benchmarks.decisions import heads, majority, markdown, read_task, sizes_of
+from benchmarks.decisions import VARIANTS, canary, heads, majority, markdown, read_task, sizes_of
+from benchmarks.layouts import Case
 from steelyard.decisions import fitting, metrics
 
 WORDS = {"red": "apple cherry", "green": "grass leaf", "none of these": "stone table"}
@@ -63,3 +65,26 @@ def test_heads_are_judged_on_words_that_no_bag_has_seen(task):
 def test_the_table_has_a_line_for_each_way(task):
     table = markdown([majority(task)])
     assert table.splitlines()[2].startswith("| a | 12 | labels' shares |  | 12 | 0.333 (")
+
+
+def test_every_question_of_the_canary_has_a_head_by_state(task):
+    asked = {"type": "score", "instructions": "How much?", "criteria": ["apple", "stone", "leaf"]}
+    cases = [
+        Case(
+            state_id=str(n),
+            question_id=name,
+            kind="score",
+            state=f"number{n} {words.split()[n % 2]}",
+            question=asked,
+            truth=truth,
+        )
+        for name in ("much", "more")
+        for n in range(4)
+        for truth, words in enumerate(WORDS.values())
+    ]
+    cases = [replace(case, state_id=f"{case.state_id} {case.truth}") for case in cases]
+    with Progress(disable=True) as progress:
+        found = canary(cases, Reader(), progress=progress)
+    assert {(each.data, each.way) for each in found} == {(name, way) for name in ("much", "more") for way in VARIANTS}
+    assert all(each.judged == 12 for each in found)
+    assert all(each.accuracy.value == 1.0 for each in found if each.way == "head, hidden state alone")
