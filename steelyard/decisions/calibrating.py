@@ -5,7 +5,8 @@ positive factor each, which is a temperature. ``vector`` adds a factor and a shi
 increasing step function of the probability (scikit-learn's). The logits are of predictions that were held out.
 
 Nothing is judged by what it was chosen by: the probabilities of a fold are of the way that was best on the other folds,
-each of them predicted by a calibration that had seen neither.
+each of them predicted by a calibration that had seen neither. A calibration of more numbers has to be better by one
+standard error: with few cases the best of several is mostly the luckiest.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 from threadpoolctl import threadpool_limits
 
-from steelyard.decisions import metrics
-from steelyard.decisions.metrics import Array, Labels
+from steelyard.decisions.metrics import Array, Labels, losses
 from steelyard_runtime.decisions.head import CalibrationName, Steps, softmax
 
 Folds = npt.NDArray[np.int64]
@@ -95,7 +95,7 @@ class Calibrator:
         self._fitted: dict[tuple[Way, frozenset[int]], Calibration] = {}
 
     def choose(self, ways: Sequence[Way]) -> Chosen:
-        """Choose a way by cross-validated log loss, nested; of equals the first."""
+        """Choose a way by cross-validated log loss, nested; see ``best``."""
         # Threads of a BLAS cost more than they gain on matrices of this size, and all the more beside other work.
         with threadpool_limits(1):
             return self._choose(ways)
@@ -104,11 +104,11 @@ class Calibrator:
         held_out = [self._held_out(way) for way in ways]
         probabilities = held_out[0].copy()
         if len(ways) > 1:
-            lost = self._inner_losses(ways)
+            inner = self._inner_losses(ways)
             for fold in range(self._count):
                 own = self._folds == fold
-                probabilities[own] = held_out[int(np.argmin(lost[fold]))][own]
-        way = ways[int(np.argmin([metrics.log_loss(each, self._labels) for each in held_out]))]
+                probabilities[own] = held_out[best(ways, inner[fold][:, ~own])][own]
+        way = ways[best(ways, np.array([losses(each, self._labels) for each in held_out]))]
         return Chosen(way=way, calibration=self._fit(way), probabilities=probabilities)
 
     def _fit(self, way: Way, *without: int) -> Calibration:
@@ -133,16 +133,38 @@ class Calibrator:
         return found
 
     def _inner_losses(self, ways: Sequence[Way]) -> Array:
-        """Return the log loss of each way on all folds but one that was not seen, summed, shape ``(folds, ways)``."""
-        lost = np.zeros((self._count, len(ways)))
+        """Return log losses of cases by calibrations that have seen neither their fold nor one more.
+
+        Returns:
+            Shape ``(folds, ways, cases)``, by the fold that was not seen either; 0 for that fold's own cases.
+        """
+        lost = np.zeros((self._count, len(ways), len(self._labels)))
         for first, second in itertools.combinations(range(self._count), 2):
             for index, way in enumerate(ways):
                 found = self._fit(way, first, second)
                 for unseen, judged in ((first, second), (second, first)):
                     inside = self._folds == judged
-                    loss = metrics.log_loss(found.apply(_rows(self._logits, inside)), self._labels[inside])
-                    lost[unseen, index] += loss * inside.sum()
+                    probabilities = found.apply(_rows(self._logits, inside))
+                    lost[unseen, index, inside] = losses(probabilities, self._labels[inside])
         return lost
+
+
+def best(ways: Sequence[Way], lost: Array) -> int:
+    """Return the way to take: the best parts of the first kind, and a later kind if it is better by a standard error.
+
+    Args:
+        ways: All kinds of all parts.
+        lost: Log loss of each case, paired, shape ``(ways, cases)``.
+    """
+    means = lost.mean(axis=1)
+    simple = min((index for index, way in enumerate(ways) if way.kind == ways[0].kind), key=means.__getitem__)
+    chosen = simple
+    for index, way in enumerate(ways):
+        saved = lost[simple] - lost[index]
+        surely = saved.mean() > saved.std() / np.sqrt(len(saved))
+        if way.parts == ways[simple].parts and surely and means[index] < means[chosen]:
+            chosen = index
+    return chosen
 
 
 def _rows(logits: Logits, chosen: npt.NDArray[np.bool_]) -> dict[str, Array]:

@@ -33,8 +33,12 @@ def accuracy(probabilities: Array, labels: Labels) -> float:
 
 def log_loss(probabilities: Array, labels: Labels) -> float:
     """Return the mean of ``-log(p)`` of the right option, in nats."""
-    right = probabilities[np.arange(len(labels)), labels]
-    return float(-np.log(np.maximum(right, SMALLEST)).mean())
+    return float(losses(probabilities, labels).mean())
+
+
+def losses(probabilities: Array, labels: Labels) -> Array:
+    """Return ``-log(p)`` of the right option of each case, in nats, shape ``(cases,)``."""
+    return np.asarray(-np.log(np.maximum(probabilities[np.arange(len(labels)), labels], SMALLEST)))
 
 
 def brier(probabilities: Array, labels: Labels) -> float:
@@ -122,9 +126,7 @@ def paired_difference(first: Array, second: Array, labels: Labels) -> Interval:
 
 def paired_loss(first: Array, second: Array, labels: Labels, *, confidence: float = 0.95) -> Interval:
     """Return the log loss of ``first`` less that of ``second`` on the same cases, with a bootstrap interval."""
-    rows = np.arange(len(labels))
-    losses = [-np.log(np.maximum(each[rows, labels], SMALLEST)) for each in (first, second)]
-    return mean_interval(losses[0] - losses[1], confidence=confidence)
+    return mean_interval(losses(first, labels) - losses(second, labels), confidence=confidence)
 
 
 def mean_interval(values: Array, *, confidence: float = 0.95) -> Interval:

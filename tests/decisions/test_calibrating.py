@@ -10,7 +10,7 @@ from sklearn.isotonic import IsotonicRegression
 from threadpoolctl import threadpool_limits
 
 from steelyard.decisions import metrics
-from steelyard.decisions.calibrating import KINDS, NEAR, Calibrator, Way, calibrate, isotonic, with_steps
+from steelyard.decisions.calibrating import KINDS, NEAR, Calibrator, Way, best, calibrate, isotonic, with_steps
 from steelyard_runtime.decisions.head import softmax
 
 PARTS = ("state", "words")
@@ -84,6 +84,20 @@ def test_the_labels_of_a_fold_change_nothing_of_its_own_probabilities(seed):
     after = Calibrator(logits, changed, folds).choose(ways).probabilities
     assert (before[folds == 2] == after[folds == 2]).all()
     assert (before[folds != 2] != after[folds != 2]).any()
+
+
+def test_a_later_kind_has_to_be_better_by_a_standard_error():
+    ways = [Way(parts=parts, kind=kind) for kind in KINDS[:2] for parts in (("state",), PARTS)]
+    flat = np.ones((4, 100))
+    flat[1] -= 0.01  # parts are compared without
+    assert best(ways, flat) == 1
+    noisy = flat.copy()
+    noisy[3] += np.where(np.arange(100) % 2, 0.5, -0.6)  # better by 0.04, and by less than one standard error
+    assert best(ways, noisy) == 1
+    noisy[3] -= 0.1
+    assert best(ways, noisy) == 3
+    noisy[2] -= 1  # other parts than those that the first kind chose
+    assert best(ways, noisy) == 3
 
 
 def test_what_is_wrong_for_one_option_is_put_right_by_a_vector_and_for_all_by_a_temperature():
