@@ -222,7 +222,11 @@ def ask(
     client: httpx.Client, cases: Sequence[Case], layout: str, *, caller: str = "scoring"
 ) -> list[tuple[Row, dict[str, int]]]:
     """The answers to questions on one state, with their token counts. A state is kept for the same ``caller`` only."""
-    body: dict[str, Any] = {"state": cases[0].state, "questions": {case.question_id: case.question for case in cases}}
+    body: dict[str, Any] = {
+        "state": cases[0].state,
+        "questions": {case.question_id: case.question for case in cases},
+        "x_readout": "letters-raw",
+    }
     if layout != DEFAULT:
         body["x_layout"] = layout
     response = client.post("/v1/systemone", json=body, headers={"X-Steelyard-Caller": caller})

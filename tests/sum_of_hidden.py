@@ -26,6 +26,9 @@ class SumOfHidden:
     def prompt_version(self, layout: Layout) -> str:
         return "sum-1"
 
+    def refusal(self, question: Question) -> str:
+        return ""
+
     def on(self, template: Template, encode: Encode, *, max_options: int) -> SumOfHidden:
         return self
 

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 import steelyard_runtime
 from steelyard.releases.assemble import prompt_versions
 from steelyard_runtime.prompt_identity import LAYOUTS, prompt_identities, wording_hashes
-from steelyard_runtime.scoring import prompt
+from steelyard_runtime.scoring import options_as_cases, prompt
 
 PACKAGE = Path(steelyard_runtime.__file__).parent
 FOLDERS = ("scoring", "contracts", "decisions")
@@ -49,6 +49,11 @@ OF_HEADS = {
     "Piece('\" means in one word:\"')": "Piece('\" means:\"')",
 }
 """Words around the state that heads read, with others."""
+OF_CASES = {"Where can I download my invoice?": "Where is my invoice?"}
+"""Words of the texts that options and states are measured against, with others."""
+LETTERS, CASES = slice(len(LAYOUTS), 2 * len(LAYOUTS)), slice(len(LAYOUTS))
+WORDINGS_AT = slice(2 * len(LAYOUTS), None)
+"""Places in a line of hashes."""
 
 SHOW = """
 import importlib, sys
@@ -100,9 +105,11 @@ def here() -> str:
 def test_there_is_one_for_every_readout_and_layout() -> None:
     found = prompt_identities()
     assert [(each.strategy, each.layout, each.version) for each in found] == [
-        ("letters-raw", layout, prompt.VERSIONS[layout]) for layout in LAYOUTS
+        *(("options-as-cases", layout, options_as_cases.VERSION) for layout in LAYOUTS),
+        *(("letters-raw", layout, prompt.VERSIONS[layout]) for layout in LAYOUTS),
     ]
-    assert len({each.sha256 for each in found}) == len(found)
+    # The readout that reads the state alone has one prompt in both layouts.
+    assert len({each.sha256 for each in found}) == len(found) - 1
     assert all(re.fullmatch("[0-9a-f]{64}", each.sha256) for each in found)
 
 
@@ -122,20 +129,22 @@ def test_comments_and_docstrings_do_not_change_it(copied: Path) -> None:
     assert hashes(copied, []) == [here()]
 
 
-@pytest.mark.parametrize(("words", "of_heads"), [(WORDS, False), (OF_HEADS, True)])
-def test_every_changed_word_changes_it(copied: Path, words: dict[str, str], of_heads: bool) -> None:
+@pytest.mark.parametrize(
+    ("words", "changes", "keeps"),
+    [(WORDS, LETTERS, slice(0)), (OF_HEADS, WORDINGS_AT, LETTERS), (OF_CASES, CASES, slice(len(LAYOUTS), None))],
+)
+def test_every_changed_word_changes_it(copied: Path, words: dict[str, str], changes: slice, keeps: slice) -> None:
     sources = {str(path): path.read_text() for folder in FOLDERS for path in (copied / folder).rglob("*.py")}
-    changes = []
+    told = []
     for word, other in words.items():
         (path,) = [path for path, source in sources.items() for _ in range(source.count(word))]
-        changes.append((path, word, other))
-    unchanged, *changed = (line.split() for line in hashes(copied, changes))
+        told.append((path, word, other))
+    unchanged, *changed = (line.split() for line in hashes(copied, told))
     assert unchanged == here().split()
     assert len(changed) == len(words)
-    wordings = len(wording_hashes())
     for word, line in zip(words, changed, strict=True):
-        if of_heads:
-            assert line[:-wordings] == unchanged[:-wordings], word
-            assert line[-wordings:] != unchanged[-wordings:], word
+        assert line[keeps] == unchanged[keeps], word
+        if changes is WORDINGS_AT:
+            assert line[changes] != unchanged[changes], word
         else:
-            assert not set(line[:-wordings]) & set(unchanged[:-wordings]), word
+            assert not set(line[changes]) & set(unchanged[changes]), word

@@ -90,12 +90,14 @@ class Peer:
         return wire.decide_answers(case, body) if decides else wire.systemone_answers(case, body)
 
 
+LETTERS = {"x_readout": "letters-raw"}
+"""What llama-server does: a layout is one of letters."""
 PEERS = {
     peer.name: peer
     for peer in (
         Peer(OURS, OURS, "/v1/systemone", "/ping"),
-        Peer("steelyard-state-first", OURS, "/v1/systemone", "/ping", extra={"x_layout": "state-first"}),
-        Peer("steelyard-options-first", OURS, "/v1/systemone", "/ping", extra={"x_layout": "options-first"}),
+        Peer("steelyard-state-first", OURS, "/v1/systemone", "/ping", extra={"x_layout": "state-first"} | LETTERS),
+        Peer("steelyard-options-first", OURS, "/v1/systemone", "/ping", extra={"x_layout": "options-first"} | LETTERS),
         Peer(LLAMA, LLAMA, "/v1/systemone", "/health"),
         Peer("llama-server-8-slots", LLAMA, "/v1/systemone", "/health", flags=("--parallel", "8")),
         Peer("llama-server-1-slot", LLAMA, "/v1/systemone", "/health", flags=("--parallel", "1")),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Layout = Literal["state-first", "options-first"]
+Readout = Literal["options-as-cases", "letters-raw"]
 DecisionType = Literal["choice", "yesno", "score"]
 Action = Literal["automate", "review", "abstain"]
 Cause = Literal["probability", "margin", "distance", "uncalibrated", "never"]
@@ -19,11 +20,13 @@ class Option:
         id: What the caller calls it; echoed byte for byte.
         text: What the model reads beside the option's slot; never empty.
         name: The short name that ``text`` begins with; empty when it has none.
+        way_out: It is for states that no other option fits, whatever its name.
     """
 
     id: str
     text: str
     name: str = ""
+    way_out: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +49,14 @@ class Question:
     Attributes:
         instructions: The question's text.
         options: The declared answers.
-        readout: Name of the strategy that reads it; None leaves it to the server.
+        ordered: The options are levels, from low to high.
+        readout: Name of the strategy that reads it, for a registered decision; None leaves it to the request.
         registration: The registered decision that it is; None for a question of the request's own.
     """
 
     instructions: str
     options: tuple[Option, ...]
+    ordered: bool = False
     readout: str | None = None
     registration: Registration | None = None
 
@@ -64,11 +69,13 @@ class DecisionRequest:
         state: What the questions are about.
         questions: The questions.
         layout: What comes first in the prompt; None leaves it to the server's settings.
+        readout: How questions are read that are not registered; None leaves it to the server's settings.
     """
 
     state: str
     questions: tuple[Question, ...]
     layout: Layout | None = None
+    readout: Readout | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -392,7 +392,7 @@ ENGINE_COUNTERS = {
     "reused_tokens": "Prompt tokens that were already in a kept prefix.",
     "generated_tokens": "Tokens generated for chats and completions.",
     "decodes": "Calls of llama_decode.",
-    "decisions": "Questions scored.",
+    "decisions": "Prompts scored: one for a question, more where its options are new.",
     "generations": "Chats and completions finished.",
     "embeddings": "Texts embedded.",
     "rejected": "Requests refused at admission.",

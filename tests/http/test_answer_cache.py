@@ -20,7 +20,7 @@ OPTIONS = (Option(id="a", text="apples"), Option(id="b", text="bananas"))
 
 
 def service(**settings: Any) -> tuple[DecisionService, StubEngine]:
-    chosen = Settings(**settings)
+    chosen = Settings(readout="letters-raw", **settings)
     engine = StubEngine(chosen)
     return DecisionService(engine, chosen, ChatTemplate(None, bos_text="", eos_text="")), engine
 
@@ -58,13 +58,13 @@ def test_the_oldest_answer_leaves() -> None:
     assert [ask(decisions, state=state)[0].cached for state in ("three", "two", "one")] == [True, True, False]
 
 
-def test_two_numbers_of_options_are_two_answers(answer: Answer) -> None:
+def test_two_questions_with_one_prompt_are_two_answers(answer: Answer) -> None:
     """An option's text may look like another option, so that two different questions have one prompt."""
     cache = AnswerCache(5)
-    cache.put("hash", answer, caller="")
-    assert cache.get("hash", readout=answer.readout, options=2, caller="") == answer
-    assert cache.get("hash", readout=answer.readout, options=3, caller="") is None
-    assert cache.get("hash", readout="another", options=2, caller="") is None
+    cache.put("hash", answer, asked="two options", caller="")
+    assert cache.get("hash", readout=answer.readout, asked="two options", caller="") == answer
+    assert cache.get("hash", readout=answer.readout, asked="three options", caller="") is None
+    assert cache.get("hash", readout="another", asked="two options", caller="") is None
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ REFUSED = (
     "no function_call before",
     "no custom_tool_call before",
     "is registered on this server",
+    "cannot read the question",
 )
 DIFFER = ("id", "value", "label")
 """Of several things side by side, what has to differ."""

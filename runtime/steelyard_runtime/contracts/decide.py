@@ -33,6 +33,7 @@ from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
+    READOUT,
     USE,
     FilledContent,
     NonEmpty,
@@ -46,7 +47,7 @@ from steelyard_runtime.contracts.validation import (
     validated,
 )
 from steelyard_runtime.contracts.wire import Count, Open, Probability, Sha256, Wire
-from steelyard_runtime.decision import Action, Answer, DecisionRequest, Layout, Option, Question
+from steelyard_runtime.decision import Action, Answer, DecisionRequest, Layout, Option, Question, Readout
 from steelyard_runtime.settings import MAX_OPTIONS, MAX_QUESTIONS
 
 
@@ -108,6 +109,7 @@ class Single(Strict):
 
     decision: AnyDecision
     layout: Layout | None = LAYOUT
+    readout: Readout | None = READOUT
 
 
 class Several(Strict):
@@ -119,6 +121,7 @@ class Several(Strict):
         Sized("decision", low=1, most=MAX_QUESTIONS, setting="max_questions"),
     ]
     layout: Layout | None = LAYOUT
+    readout: Readout | None = READOUT
 
 
 class Request(RootModel[Single | Several]):
@@ -153,6 +156,7 @@ def decode(body: Any, limits: Limits) -> Decoded:
             state=render(decisions[0].state),
             questions=tuple(_question(decision, limits) for decision in decisions),
             layout=parsed.layout,
+            readout=parsed.readout,
         ),
         ids=tuple(map(_id, decisions)),
         single="decision" in body,

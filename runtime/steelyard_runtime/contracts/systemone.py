@@ -34,6 +34,7 @@ from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.text import labelled, render
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
+    READOUT,
     USE,
     Content,
     Lenient,
@@ -47,7 +48,7 @@ from steelyard_runtime.contracts.validation import (
     validated,
 )
 from steelyard_runtime.contracts.wire import Count, Open, Probability, Wire
-from steelyard_runtime.decision import Answer, DecisionRequest, DecisionType, Layout, Option, Question
+from steelyard_runtime.decision import Answer, DecisionRequest, DecisionType, Layout, Option, Question, Readout
 from steelyard_runtime.settings import MAX_OPTIONS, MAX_QUESTIONS
 
 AnswerType = Literal["noul", "choice", "score"]
@@ -152,6 +153,7 @@ class Request(Lenient):
         Sized("question", low=1, most=MAX_QUESTIONS, setting="max_questions"),
     ]
     x_layout: Layout | None = LAYOUT
+    x_readout: Readout | None = READOUT
     assets: Annotated[None, BeforeValidator(_no_assets), WithJsonSchema({"enum": [None, {}, []]})] = Field(
         None, description="Media cannot be read here."
     )
@@ -177,7 +179,9 @@ def decode(body: Any, limits: Limits) -> Decoded:
     asked = tuple(parsed.questions.values())
     questions = tuple(_question(each, limits) for each in asked)
     return Decoded(
-        request=DecisionRequest(state=render(parsed.state), questions=questions, layout=parsed.x_layout),
+        request=DecisionRequest(
+            state=render(parsed.state), questions=questions, layout=parsed.x_layout, readout=parsed.x_readout
+        ),
         model=parsed.model,
         ids=tuple(parsed.questions),
         types=tuple(map(_type, asked, questions)),
@@ -267,6 +271,7 @@ def _question(question: AnyQuestion, limits: Limits) -> Question:
                 options=tuple(
                     Option(id=str(index), text=_level(level, index, len(levels))) for index, level in enumerate(levels)
                 ),
+                ordered=True,
             )
 
 

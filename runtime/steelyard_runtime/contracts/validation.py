@@ -253,6 +253,13 @@ LAYOUT: Any = Field(
 )
 """A request's choice of the prompt's layout, the same in every decision contract."""
 
+READOUT: Any = Field(
+    None,
+    description="How decisions are read that are not registered: options-as-cases compares the state with the options' "
+    "texts, letters-raw has the model name an option's letter. The server's setting unless given.",
+)
+"""A request's choice of the readout, the same in every decision contract."""
+
 NonEmpty = Annotated[StrictStr, StringConstraints(min_length=1)]
 """A string of at least one character."""
 

@@ -45,6 +45,10 @@ class HeadReadout:
         """See ``Strategy``."""
         return self.wording.name
 
+    def refusal(self, question: Question) -> str:  # noqa: ARG002 - it was fitted for its own
+        """See ``Strategy``."""
+        return ""
+
     def on(self, template: Template, encode: Encode, *, max_options: int) -> HeadReadout:  # noqa: ARG002
         """See ``Strategy``."""
         return self

@@ -17,6 +17,7 @@ from steelyard_runtime.decisions.policy import decide
 from steelyard_runtime.decisions.readout import HeadReadout
 from steelyard_runtime.engine.interface import EngineIdentity
 from steelyard_runtime.scoring.letters import Letters
+from steelyard_runtime.scoring.options_as_cases import OptionsAsCases
 from steelyard_runtime.scoring.strategies import Strategies
 from steelyard_runtime.scoring.strategy import Readout
 from steelyard_runtime.scoring.wordings import WORDINGS, Wording
@@ -40,7 +41,7 @@ class Registered:
 
     Attributes:
         contract: What is asked, and what is done with an answer.
-        head: Its fitted head; None for letters.
+        head: Its fitted head; None for a readout without one.
     """
 
     contract: Contract
@@ -49,7 +50,9 @@ class Registered:
     @property
     def readout(self) -> str:
         """Name of the strategy that reads it."""
-        return f"head:{self.contract.full_name}" if self.head else Letters().name
+        if self.head:
+            return f"head:{self.contract.full_name}"
+        return Letters().name if self.contract.readout.strategy == "letters" else OptionsAsCases().name
 
     @property
     def question(self) -> Question:
@@ -57,9 +60,15 @@ class Registered:
         return Question(
             instructions=self.contract.question,
             options=tuple(
-                Option(id=option.id, text=labelled(option.id, option.description), name=option.id)
+                Option(
+                    id=option.id,
+                    text=labelled(option.id, option.description),
+                    name=option.id,
+                    way_out=option.id == self.contract.way_out,
+                )
                 for option in self.contract.options
             ),
+            ordered=self.contract.type == "score",
             readout=self.readout,
             registration=Registration(name=self.contract.full_name, type=self.contract.type),
         )
@@ -274,7 +283,7 @@ def load_decision(folder: Path) -> Registered:
             f"{path} has the name {contract.name!r} and version {contract.version}, and lies in the folder "
             f"{folder.name!r}; call the folder {contract.name} or {contract.full_name}"
         )
-    if contract.readout.strategy == "letters":
+    if contract.readout.strategy != "head":
         return Registered(contract=contract, head=None)
     try:
         return Registered(contract=contract, head=load_head(folder))

@@ -31,6 +31,10 @@ class Letters:
         """See ``Strategy``."""
         return prompt.VERSIONS[layout]
 
+    def refusal(self, question: Question) -> str:  # noqa: ARG002 - a letter stands for anything
+        """See ``Strategy``."""
+        return ""
+
     def on(self, template: Template, encode: Encode, *, max_options: int) -> LettersReader:
         """See ``Strategy``."""
         frame = prompt.frame(template)

@@ -5,28 +5,54 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from steelyard_runtime.decision import Question
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.scoring.letters import Letters
+from steelyard_runtime.scoring.options_as_cases import OptionsAsCases
 from steelyard_runtime.scoring.strategy import Strategy
 
 Strategies = Mapping[str, Strategy]
-"""By name. The first one reads what names none."""
+"""By name. The first one that can read a question reads it where none is named."""
 
-STRATEGIES: Strategies = MappingProxyType({each.name: each for each in (Letters(),)})
+STRATEGIES: Strategies = MappingProxyType({each.name: each for each in (OptionsAsCases(), Letters())})
+
+SMALL_MODEL_PARAMETERS = 1_000_000_000
+"""Below this a model names letters by habit, and options as cases are better on every set that was measured."""
 
 
-def choose(name: str | None, strategies: Strategies) -> Strategy:
-    """The strategy that a decision is read with.
+def in_order(strategies: Strategies, *, setting: str, parameters: int) -> Strategies:
+    """The strategies in the order in which they are asked whether they can read a question that names none.
 
     Args:
-        name: What the decision says; None leaves it to the server.
+        strategies: The server's.
+        setting: ``auto``, or the name of the one that comes first.
+        parameters: Of the model. Letters come first for ``auto`` where it is not small.
+    """
+    first = setting
+    if setting == "auto":
+        if parameters < SMALL_MODEL_PARAMETERS:
+            return strategies
+        first = Letters().name
+    return {first: strategies[first], **strategies}
+
+
+def choose(name: str | None, question: Question, strategies: Strategies) -> Strategy:
+    """The strategy that a question is read with.
+
+    Args:
+        name: Asked for; None takes the first one that can read the question.
+        question: The question.
         strategies: Those of the server.
 
     Raises:
-        Problem: INVALID; there is none of that name.
+        Problem: INVALID; there is none of that name, or it cannot read the question.
     """
     if name is None:
-        return next(iter(strategies.values()))
+        return next(each for each in strategies.values() if not each.refusal(question))
     if (found := strategies.get(name)) is None:
         raise Problem(Kind.INVALID, f"there is no readout {name!r}; there are: {', '.join(strategies)}")
+    if refusal := found.refusal(question):
+        raise Problem(
+            Kind.INVALID, f"the readout {name} cannot read the question: {refusal}, or ask for another readout"
+        )
     return found

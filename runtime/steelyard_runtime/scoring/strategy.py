@@ -26,12 +26,14 @@ class Prompt:
         shared: What prompts of other questions, or on other states, may go on with too; may be empty.
         rest: The rest, up to the position that is read.
         private: ``shared`` holds the state, so that it serves its caller only.
+        kept: The hidden state at its end is kept for later decisions of all callers; it has no caller's state in it.
     """
 
     before: tuple[Piece, ...]
     shared: tuple[Piece, ...]
     rest: tuple[Piece, ...]
     private: bool
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Position:
     """The end of one prompt.
 
     Attributes:
-        logits: Over the vocabulary, shape ``(vocabulary,)``.
+        logits: Over the vocabulary, shape ``(vocabulary,)``; empty for a prompt that is kept.
         hidden: The hidden state, shape ``(embedding_size,)``; None for a strategy that does not ask for it.
     """
 
@@ -125,6 +127,10 @@ class Strategy(Protocol):
 
     def prompt_version(self, layout: Layout) -> str:
         """Version of its prompt's words."""
+        ...
+
+    def refusal(self, question: Question) -> str:
+        """Why it cannot read a question, whatever the model; empty where it can."""
         ...
 
     def on(self, template: Template, encode: Encode, *, max_options: int) -> Reader:

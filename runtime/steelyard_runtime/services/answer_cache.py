@@ -11,7 +11,7 @@ class AnswerCache:
     """The answers used last, by caller, prompts and readout. For the event loop's thread only.
 
     Identity is not part of the key: a process has one model, one build, one set of settings, and its cache ends with
-    it. The number of options is: callers' texts could make two numbers of options look the same.
+    it. What was asked is, beside the prompts' tokens: callers' texts could make two questions look the same there.
 
     Args:
         entries: Answers to keep; 0 keeps none.
@@ -19,20 +19,20 @@ class AnswerCache:
 
     def __init__(self, entries: int) -> None:
         self._entries = entries
-        self._kept: OrderedDict[tuple[str, str, str, int], Answer] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str, str, str], Answer] = OrderedDict()
 
-    def get(self, prompt_sha256: str, *, readout: str, options: int, caller: str) -> Answer | None:
+    def get(self, prompt_sha256: str, *, readout: str, asked: str, caller: str) -> Answer | None:
         """The answer to this prompt; marks it as used."""
-        key = caller, prompt_sha256, readout, options
+        key = caller, prompt_sha256, readout, asked
         if (answer := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
         return answer
 
-    def put(self, prompt_sha256: str, answer: Answer, *, caller: str) -> None:
-        """Keep an answer; the one that was used longest ago leaves when there are too many."""
+    def put(self, prompt_sha256: str, answer: Answer, *, asked: str, caller: str) -> None:
+        """Keep an answer to what was asked; the one that was used longest ago leaves when there are too many."""
         if not self._entries:
             return
-        key = caller, prompt_sha256, answer.readout, len(answer.probabilities)
+        key = caller, prompt_sha256, answer.readout, asked
         self._kept[key] = answer
         self._kept.move_to_end(key)
         while len(self._kept) > self._entries:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from steelyard_runtime.chat_template import ChatTemplate
@@ -20,26 +22,45 @@ from steelyard_runtime.engine.interface import (
 )
 from steelyard_runtime.errors import Kind, Problem, over_budget
 from steelyard_runtime.scoring.prompt import NoFrameError
-from steelyard_runtime.scoring.strategies import STRATEGIES, Strategies, choose
+from steelyard_runtime.scoring.strategies import STRATEGIES, Strategies, choose, in_order
 from steelyard_runtime.scoring.strategy import Position, Prompt, Reader, Strategy
 from steelyard_runtime.scoring.wordings import WORDINGS, Wording
 from steelyard_runtime.services.answer_cache import AnswerCache
+from steelyard_runtime.services.kept_ends import KeptEnds
 from steelyard_runtime.services.preparation import Preparing
 from steelyard_runtime.services.prompts import check_length, longest_text, prompt_sha256
 from steelyard_runtime.services.waiting import answered
 from steelyard_runtime.settings import Settings
 
+_BETWEEN = (0xFFFFFFFF,)
+"""Stands between two prompts of one question in their hash; no token has this number."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """One question, ready to be scored."""
+    """One question, ready to be scored.
+
+    Attributes:
+        question: The question.
+        strategy: How it is read.
+        reader: The strategy on this model.
+        asked: Its prompts.
+        prompts: The same in tokens.
+        kept: What is known of each already.
+        layout: What comes first.
+        sha256: Of all tokens.
+        asked_sha256: Of the state's and the options' texts.
+    """
 
     question: Question
     strategy: Strategy
     reader: Reader
+    asked: tuple[Prompt, ...]
     prompts: tuple[ScorePrompt, ...]
+    kept: tuple[Score | None, ...]
     layout: Layout
     sha256: str
+    asked_sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +78,11 @@ class DecisionService:
         engine: The engine; its vocabulary decides the answer slots, once.
         settings: Limits and the deadline.
         template: The model's chat template.
-        strategies: The readouts, by name; the first one reads what names none.
+        strategies: The readouts, by name; the first one that can reads what names none.
         registry: The registered decisions; their heads are readouts too.
 
     Attributes:
-        refusal: Why no decision can be read with the first readout; empty when one can.
+        refusal: Why a readout cannot be used with this model; empty when all can.
         strategies: All readouts.
 
     Raises:
@@ -82,10 +103,13 @@ class DecisionService:
         registry.check(engine.identity, prompt_sha256=self._wording_sha256)
         self._settings = settings
         self._registry = registry
-        self.strategies = {**strategies, **registry.strategies()}
+        self._unregistered = tuple(strategies)
+        ordered = in_order(strategies, setting=settings.readout, parameters=engine.identity.model.parameters)
+        self.strategies = {**ordered, **registry.strategies()}
         self._version = template.answer_position.version
         self._allowed = engine.identity.model.context_tokens
         self._cache = AnswerCache(settings.answer_cache_entries)
+        self._ends = KeptEnds()
         self._begun: dict[tuple[Piece, ...], Segment] = {}
         self._readers: dict[str, Reader] = {}
         self._refusals: dict[str, str] = {}
@@ -99,7 +123,7 @@ class DecisionService:
                     f"This model serves no decisions: {error}. Set chat_template on the server to another template of "
                     "the model, to a file, or to plain."
                 )
-        self.refusal = self._refusals.get(choose(None, self.strategies).name, "")
+        self.refusal = next(iter(self._refusals.values()), "")
         self._check_registered()
 
     def _check_registered(self) -> None:
@@ -107,6 +131,8 @@ class DecisionService:
         for name, each in self._registry.decisions.items():
             if refusal := self._refusals.get(each.readout):
                 raise RegistryError(f"the decision {name} cannot be served: {refusal}")
+            if refusal := self.strategies[each.readout].refusal(each.question):
+                raise RegistryError(f"the decision {name} cannot be read by {each.readout}: {refusal}")
             options, most = len(each.contract.options), self._readers[each.readout].most_options
             if options > most:
                 raise RegistryError(
@@ -135,9 +161,9 @@ class DecisionService:
 
     @property
     def most_options(self) -> int:
-        """Options that a question may have with the first readout; 0 when no decision can be read."""
-        reader = self._readers.get(choose(None, self.strategies).name)
-        return reader.most_options if reader else 0
+        """Options that a question may have with every readout of this model; 0 when one cannot be used."""
+        unregistered = [self._readers.get(name) for name in self._unregistered]
+        return min(reader.most_options if reader else 0 for reader in unregistered)
 
     async def decide(self, request: DecisionRequest, *, preparing: Preparing) -> list[Answer]:
         """One answer per question, in order.
@@ -150,7 +176,7 @@ class DecisionService:
             Problem: Over budget, more options than the model has slots, an unknown readout, busy, too late, the engine
                 failed, or the model serves no decisions.
         """
-        chosen = [choose(question.readout, self.strategies) for question in request.questions]
+        chosen = [choose(each.readout or request.readout, each, self.strategies) for each in request.questions]
         for strategy in chosen:
             if refusal := self._refusals.get(strategy.name):
                 raise Problem(Kind.UNSUPPORTED, refusal)
@@ -160,22 +186,22 @@ class DecisionService:
         shadows = await preparing.tokenize(self._prepare_shadows, request, preparing) if self._registry.shadows else {}
         preparing.done()
         kept = [
-            self._cache.get(each.sha256, readout=each.strategy.name, options=len(each.question.options), caller=caller)
+            self._cache.get(each.sha256, readout=each.strategy.name, asked=each.asked_sha256, caller=caller)
             for each in prepared
         ]
-        missing = [each.prompts for each, answer in zip(prepared, kept, strict=True) if answer is None]
+        missing = [each for each, answer in zip(prepared, kept, strict=True) if answer is None]
         missing += [
-            shadow.prepared.prompts
-            for index, shadow in shadows.items()
-            if kept[index] is None and shadow.prepared is not None
+            shadow.prepared for index, shadow in shadows.items() if kept[index] is None and shadow.prepared is not None
         ]
+        ends = [end for each in missing for end in zip(each.prompts, each.kept, strict=True)]
+        scores = {prompt: score for prompt, score in ends if score is not None}
         # What several questions share to the last token is scored once.
-        wanted = tuple(dict.fromkeys(prompt for prompts in missing for prompt in prompts))
-        scores: dict[ScorePrompt, Score] = {}
+        wanted = tuple(dict.fromkeys(prompt for prompt, _ in ends if prompt not in scores))
         if wanted:
             job = ScoreJob(prompts=wanted, deadline=preparing.deadline, caller=caller)
             found = await answered(self._engine.submit_score(job), deadline=job.deadline)
-            scores = dict(zip(wanted, found, strict=True))
+            scores.update(zip(wanted, found, strict=True))
+            self._keep(missing, dict(zip(wanted, found, strict=True)))
         elapsed_ms = (time.monotonic() - began) * 1000
         answers = []
         for each, answer in zip(prepared, kept, strict=True):
@@ -192,7 +218,7 @@ class DecisionService:
             if (shadow := shadows.get(index)) is not None:
                 shadowed = self._shadowed(shadow, each.question, answers[index], scores, state=request.state)
                 answers[index] = replace(answers[index], shadow=shadowed)
-            self._cache.put(each.sha256, answers[index], caller=caller)
+            self._cache.put(each.sha256, answers[index], asked=each.asked_sha256, caller=caller)
         return answers
 
     def _prepare_shadows(self, request: DecisionRequest, preparing: Preparing) -> dict[int, _Shadow]:
@@ -204,7 +230,9 @@ class DecisionService:
             if (asked := self._registry.shadow_of(question)) is None:
                 continue
             try:
-                ready = self._prepared(request.state, asked, choose(asked.readout, self.strategies), layout, work)
+                ready = self._prepared(
+                    request.state, asked, choose(asked.readout, asked, self.strategies), layout, work
+                )
             except Problem:  # such as a longer prompt than fits: the answer does not need it
                 ready = None
             found[index] = _Shadow(asked, ready)
@@ -231,6 +259,13 @@ class DecisionService:
             action=other.ruling.action,
             evaluated=other.tokens.evaluated,
         )
+
+    def _keep(self, prepared: Sequence[_Prepared], scores: Mapping[ScorePrompt, Score]) -> None:
+        """Keep the ends that later decisions need."""
+        for each in prepared:
+            for asked, prompt in zip(each.asked, each.prompts, strict=True):
+                if asked.kept and (score := scores.get(prompt)) is not None:
+                    self._ends.put(asked, prompt, score)
 
     def _prepare(self, request: DecisionRequest, chosen: Sequence[Strategy], preparing: Preparing) -> list[_Prepared]:
         for index, (question, strategy) in enumerate(zip(request.questions, chosen, strict=True)):
@@ -260,14 +295,18 @@ class DecisionService:
         self, state: str, question: Question, strategy: Strategy, layout: Layout, work: Tokenizing
     ) -> _Prepared:
         reader = self._readers[strategy.name]
+        asked = reader.prompts(layout, state=state, question=question)
+        ends = [self._ends.get(prompt) if prompt.kept else None for prompt in asked]
         prompts = tuple(
-            self._tokenized(prompt, work, hidden=strategy.hidden)
-            for prompt in reader.prompts(layout, state=state, question=question)
+            end.tokens if end else self._tokenized(prompt, work, hidden=strategy.hidden)
+            for prompt, end in zip(asked, ends, strict=True)
         )
-        sha256 = prompt_sha256(
-            *(part for each in prompts for part in (*(segment.tokens for segment in each.shared), each.tail))
-        )
-        return _Prepared(question, strategy, reader, prompts, layout, sha256)
+        parts = [(*(segment.tokens for segment in each.shared), each.tail) for each in prompts]
+        sha256 = prompt_sha256(*parts[0], *(part for each in parts[1:] for part in (_BETWEEN, *each)))
+        kept = tuple(end.score if end else None for end in ends)
+        texts = [state, *(option.text for option in question.options)]
+        asked_sha256 = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+        return _Prepared(question, strategy, reader, asked, prompts, kept, layout, sha256, asked_sha256)
 
     def _tokenized(self, prompt: Prompt, work: Tokenizing, *, hidden: bool) -> ScorePrompt:
         """The prompt in tokens, cut where others may go on."""

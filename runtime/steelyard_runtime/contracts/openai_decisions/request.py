@@ -23,6 +23,7 @@ from steelyard_runtime.contracts.neutral import IgnoredText
 from steelyard_runtime.contracts.option_names import PATTERN, RULE, check_names
 from steelyard_runtime.contracts.validation import (
     LAYOUT,
+    READOUT,
     USE,
     NonEmpty,
     Path,
@@ -36,7 +37,7 @@ from steelyard_runtime.contracts.validation import (
     unsupported,
     validated,
 )
-from steelyard_runtime.decision import Layout
+from steelyard_runtime.decision import Layout, Readout
 from steelyard_runtime.settings import MAX_OPTIONS, MAX_QUESTIONS
 
 _UNIONS: tuple[Path, ...] = (
@@ -340,6 +341,7 @@ class Request(Strict):
     prompt_cache_options: CacheOptions | None = None
     safety_identifier: Annotated[StrictStr, StringConstraints(max_length=64)] | None = None
     x_layout: Layout | None = LAYOUT
+    x_readout: Readout | None = READOUT
 
 
 def parse(body: Any, *, limits: Limits) -> Request:

@@ -54,6 +54,7 @@ def decode(body: Any, limits: Limits) -> Decoded:
             state=parsed.input if isinstance(parsed.input, str) else "\n".join(map(_block, parsed.input)),
             questions=tuple(_question(question, limits) for question in parsed.questions),
             layout=parsed.x_layout,
+            readout=parsed.x_readout,
         ),
         questions=tuple(_answered_as(question, limits) for question in parsed.questions),
         model=parsed.model,
@@ -122,7 +123,7 @@ def _question(question: AnyQuestion, limits: Limits) -> Question:
                 Option(id=str(index), text=labelled(level.label, level.description or ""), name=level.label)
                 for index, level in enumerate(question.levels)
             )
-    return Question(instructions=instructions, options=options)
+    return Question(instructions=instructions, options=options, ordered=isinstance(question, Score))
 
 
 def _answered_as(question: AnyQuestion, limits: Limits) -> Predicate | Choice | Score:
