@@ -323,7 +323,7 @@ class Run:
         threads = self._plan.threads
         decisions = supplies.heads(self._plan.model, cases.REGISTERED, say, jobs=threads)
         plan = replace(self._plan, arguments=(*self._plan.arguments, "--decisions", str(decisions)))
-        peers = [servers.REGISTERED, *(peer for peer in self._peers if peer.kind == LLAMA)]
+        peers = [servers.REGISTERED, *(peer for peer in self._peers if peer.name != OURS)]
         with self._up(peers, plan) as bench:
             for cell, content in (await workloads.registered(bench, count=self._amounts.in_turn_requests)).items():
                 self._keep(cell, content)
