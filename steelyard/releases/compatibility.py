@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from steelyard.environments.schema import Endpoint, Environment, endpoint_faults
 from steelyard.releases.manifest import Release
@@ -13,6 +13,7 @@ from steelyard_constructs.images import ImageReference
 from steelyard_constructs.refusal import Refused
 from steelyard_runtime.engine.abi import table
 
+SHADOWS_VARIABLE = "STEELYARD_SHADOW_DECISIONS"
 BUNDLED = "bundled"
 """The library that the binding of a checkout brings along, in the table of builds."""
 
@@ -53,6 +54,7 @@ def _checks(environment: Environment, endpoint: Endpoint, release: Release) -> I
 
 def _check_served(endpoint: Endpoint, release: Release) -> None:
     served = served_by(release, endpoint)
+    _check_shadows(endpoint, [each.name for each in served.decisions])
     if not served.decisions:
         return
     image = release.image(endpoint.kind, endpoint.hardware)
@@ -62,6 +64,16 @@ def _check_served(endpoint: Endpoint, release: Release) -> None:
     for decision in served.decisions:
         for fault in head_faults(decision, served.model, llama_cpp=llama_cpp, version=version):
             raise Refused(fault)
+
+
+def _check_shadows(endpoint: Endpoint, served: Sequence[str]) -> None:
+    """Refuse a shadow that the endpoint does not get: its server would not start."""
+    given = endpoint.environment.get(SHADOWS_VARIABLE, "")
+    if absent := [name for name in map(str.strip, given.split(",")) if name and name not in served]:
+        raise Refused(
+            f"{SHADOWS_VARIABLE} names {absent[0]}, which the endpoint does not serve; it serves "
+            f"{', '.join(served) or 'no registered decisions'}: add it to decisions, or take the shadow out"
+        )
 
 
 def llama_cpp_version(build: str) -> str | None:

@@ -125,6 +125,13 @@ def test_a_head_of_something_else_is_refused_before_anything_starts(change: dict
         check_release(environment(decisions=[EXAMPLE]), sample(**change))
 
 
+def test_a_shadow_that_the_endpoint_does_not_get_is_refused() -> None:
+    shadows = {"STEELYARD_SHADOW_DECISIONS": f"{EXAMPLE}, support-route@2"}
+    with pytest.raises(CommandError, match="names support-route@2, which the endpoint does not serve; it serves supp"):
+        check_release(environment(environment=shadows), load_release())
+    check_release(environment(environment={"STEELYARD_SHADOW_DECISIONS": EXAMPLE}), load_release())
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
