@@ -263,7 +263,9 @@ def import_cases(
 def drift(
     before: Annotated[
         Path,
-        typer.Argument(help="Answers of one period: a server's JSON log, rows of decide --states, or an evaluation."),
+        typer.Argument(
+            help="Answers of one period: decision records, a server's JSON log, rows of decide --states, an evaluation."
+        ),
     ],
     now: Annotated[Path, typer.Argument(help="Answers of another one.")],
     *,

@@ -1,4 +1,4 @@
-"""Answers of a period: lines of a server's log, rows of many states, or an evaluation's file.
+"""Answers of a period: decision records, lines of a server's log, rows of many states, or an evaluation's file.
 
 A log has neither states nor labels, so nothing here says which answers were right.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,26 +60,31 @@ class _Record:
     probability: float
     action: str | None
     distance: float | None
+    of_request: bool = False
 
 
 def read_periods(path: Path) -> dict[str, Period]:
     """Return the answers of a file by decision.
 
-    Lines of a log that are about something else are passed over, and so are rows that were not answered.
+    Lines of a log that are about something else are passed over, and so are rows that were not answered. In a log that
+    has decision records, the requests' own lines tell of the same answers and are not counted.
 
     Raises:
         CommandError: A line is none of these, with its number; or there is no answer at all.
     """
-    found: dict[str, Period] = {}
+    recorded: dict[str, Period] = {}
+    logged: dict[str, Period] = {}
     for count, (line, record) in enumerate(_records(path), start=1):
         if count > MOST_RECORDS:
             raise fault(str(path), line, f"it is answer {count}, and {MOST_RECORDS} are allowed")
-        period = found.setdefault(record.decision, Period())
+        period = (logged if record.of_request else recorded).setdefault(record.decision, Period())
         period.add(record.option, record.probability, record.action, record.distance)
+    found = recorded or logged
     if not found:
         raise usage(
             f"{path} has no answer to a decision",
-            "Give a server's log as JSON with registered decisions, rows of decide --states, or an evaluation.",
+            "Give decision records, a server's JSON log with registered decisions, rows of decide --states, or an "
+            "evaluation.",
         )
     return found
 
@@ -107,11 +112,18 @@ def _records(path: Path) -> Iterator[tuple[int, _Record]]:
 
 def _of_line(value: Mapping[str, Any], path: Path, line: int) -> Iterator[_Record]:
     try:
-        if "event" in value:
+        if value.get("event") == "decision":
+            at = value["answer"]
+            # A question of a request's own has no name, and its options have no ids here.
+            name = value["decision"] or f"question {value['question_sha256'][:12]}"
+            option = value["option"] or f"option {at + 1}"
+            yield _record(name, option, value["probabilities"][at], value["action"], value)
+        elif "event" in value:
             for each in value.get("decisions") or ():
                 if "option" not in each:
                     raise fault(str(path), line, "a decision has no option: the log is of an older server")
-                yield _record(each["decision"], each["option"], each["probability"], each["action"], each)
+                found = _record(each["decision"], each["option"], each["probability"], each["action"], each)
+                yield replace(found, of_request=True)
         elif "choice" in value:
             if value.get("error") is None:
                 result = value.get("result") or {}
@@ -122,7 +134,7 @@ def _of_line(value: Mapping[str, Any], path: Path, line: int) -> Iterator[_Recor
             raise fault(
                 str(path), line, f"it is neither a line of a log nor a row; its fields are {short(list(value))}"
             )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise fault(str(path), line, f"it is no answer to a decision: {error}") from error
 
 

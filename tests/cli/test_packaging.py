@@ -32,6 +32,7 @@ def test_a_wheel_carries_the_catalogue_and_the_examples(tmp_path):
         archive.extractall(tmp_path / "installed")
     installed = tmp_path / "installed"
     assert (installed / "steelyard_runtime" / "http" / "serve.py").is_file()
+    assert {path.suffix for path in (installed / "steelyard" / "evaluation").iterdir()} >= {".py", ".css", ".jsonl"}
     code = "; ".join(
         [
             "from steelyard.models import catalogue as c",

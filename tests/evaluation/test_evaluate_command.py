@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import tiny_models
-from live_server import ServerProcess
+from live_server import ServerProcess, eventually
 from registered_decisions import TEAMS, contract, write_fitted
 from steelyard import cli
+from steelyard.aws.session import Aws
 from steelyard.client.http import Client
 from steelyard.decisions import metrics
 from steelyard.evaluation.attacks import read_attacks
 from steelyard.evaluation.journal import SUFFIX
-from steelyard.evaluation.result import Evaluation, read_evaluation
+from steelyard.evaluation.result import Answer, Evaluation, read_evaluation
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.engine.start import start_engine
 from steelyard_runtime.settings import load_settings
 
+ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ("billing", "shipping", "none_of_these")
 DECISION = {"question": "Which team?", "options": [{"id": each} for each in OPTIONS]}
 CASES = [
@@ -128,6 +135,53 @@ def test_an_evaluation_that_was_ended_goes_on(
     assert answers(read_evaluation(out)) == answers(whole)
     assert asked[0] == len(answers(whole)), "nothing is asked twice"
     assert not (tmp_path / f"e.json{SUFFIX}").exists()
+
+
+def test_a_process_that_is_interrupted_leaves_its_answers(run: Run, server: ServerProcess, tmp_path: Path) -> None:
+    cases, out = tmp_path / "many.jsonl", tmp_path / "e.json"
+    cases.write_text("".join(json.dumps({"state": f"parcel {n}", "label": "shipping"}) + "\n" for n in range(80)))
+    command = ["evaluate", str(tmp_path / "d.json"), "--cases", str(cases), "--url", server.url, "--out", str(out)]
+    command += ["--attacks=0", "--reversed=0", "--again=0"]
+    kept = tmp_path / f"e.json{SUFFIX}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "steelyard", "decision", *command], stderr=subprocess.PIPE, text=True
+    )
+    assert eventually(lambda: kept.exists() and kept.read_bytes().count(b"\n") > 5, within_s=120)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert not out.exists(), "it had not finished"
+    assert process.returncode == ExitCode.INTERRUPTED, errors
+    assert "the same command goes on behind them" in errors
+    before = kept.read_bytes().rpartition(b"\n")[0]
+    code, _, errors = run(*command)
+    assert code == ExitCode.OK, errors
+    found = read_evaluation(out)
+    lines = [json.loads(line) for line in before.splitlines()[1:]]
+    assert 5 <= len(lines) < 80
+    assert [found.judged[line["case"] - 1].answer for line in lines] == [
+        Answer.model_validate_json(json.dumps(line["answer"])) for line in lines
+    ], "answers with their times are the first ones"
+
+
+def test_an_endpoint_is_asked_as_it_is(
+    run: Run, server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Runtime:
+        """Hands invocations of an endpoint to the server, as SageMaker does."""
+
+        def invoke_endpoint(self, *, EndpointName: str, Body: bytes, ContentType: str, **_: object) -> dict[str, Any]:  # noqa: N803
+            kind = {"Content-Type": ContentType}
+            assert EndpointName == "steelyard-dev-decision"
+            return {"Body": io.BytesIO(httpx.post(f"{server.url}/invocations", content=Body, headers=kind).content)}
+
+    monkeypatch.setattr(Aws, "runtime", lambda *_, **__: Runtime())
+    monkeypatch.chdir(ROOT)
+    out = tmp_path / "e.json"
+    command = ("evaluate", tmp_path / "d.json", "--cases", tmp_path / "c.jsonl", "--attacks=0", "--out", out)
+    code, _, errors = run(*command, "--endpoint=decision")
+    assert code == ExitCode.OK, errors
+    found = read_evaluation(out)
+    assert (found.target.kind, found.target.name, found.figures.cases) == ("endpoint", "decision", 4)
 
 
 def test_answers_to_something_else_are_not_continued(run: Run, server: ServerProcess, tmp_path: Path) -> None:
