@@ -24,9 +24,25 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from fuzzing import INEXPRESSIBLE, LIMITS, ODD_VALUES, OF_PATH, Fuzzed, mutate_bytes, mutate_value
 from live_server import ServerProcess
+from registered_decisions import TEAMS, contract, write_decision
 from steelyard_runtime.contracts.registry import CONTRACTS
 from steelyard_runtime.http.routes.table import operations
 
+BODIES_OF: dict[str, list[Any]] = {
+    **OF_PATH,
+    "/v1/feedback": [
+        {"feedback": {"use": "support-route", "right": "billing"}},
+        {
+            "feedback": {
+                "use": "support-route@3",
+                "right": "billing",
+                "answered": "shipping",
+                "record": "a/0",
+                "state": [],
+            }
+        },
+    ],
+}
 FULL = os.environ.get("STEELYARD_FUZZ") == "full"
 FULL_TOTAL = 20_000
 PER_POST = 450 if FULL else 25
@@ -39,13 +55,15 @@ GROWTH = 64 * MIB
 
 
 @pytest.fixture(scope="module")
-def fuzzed() -> Iterator[Fuzzed]:
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
     """A server process over the stub engine, warmed up by one request of every kind."""
+    decisions = tmp_path_factory.mktemp("decisions")
+    write_decision(decisions / "support-route", contract(TEAMS | {"readout": {"strategy": "letters"}}))
     stub = [sys.executable, str(Path(__file__).with_name("stub_process.py"))]
     # Else most of the requests that are made from the document would end at their model's name.
-    with ServerProcess(command=stub, accept_any_model=True).running() as process:
+    with ServerProcess(command=stub, accept_any_model=True, decisions=decisions).running() as process:
         target = Fuzzed(process)
-        for path, bodies in OF_PATH.items():
+        for path, bodies in BODIES_OF.items():
             for body in bodies * 20:
                 assert target.client.post(path, json=body).status_code == 200, body
         target.memory_at_start = target.memory()
@@ -93,7 +111,7 @@ def test_routes_without_a_body(fuzzed: Fuzzed, path: str) -> None:
 @pytest.mark.timeout(3600 if FULL else 300)
 @pytest.mark.parametrize("path", POSTS)
 def test_bodies_with_mutated_bytes(fuzzed: Fuzzed, path: str) -> None:
-    bodies = [json.dumps(body, ensure_ascii=False).encode() for body in OF_PATH[path]]
+    bodies = [json.dumps(body, ensure_ascii=False).encode() for body in BODIES_OF[path]]
 
     @settings(LIMITS, max_examples=PER_MUTATION)
     @given(body=st.sampled_from(bodies), randomness=st.randoms(use_true_random=False))
@@ -107,7 +125,7 @@ def test_bodies_with_mutated_bytes(fuzzed: Fuzzed, path: str) -> None:
 @pytest.mark.parametrize("path", POSTS)
 def test_bodies_with_a_mutated_value(fuzzed: Fuzzed, path: str) -> None:
     @settings(LIMITS, max_examples=PER_MUTATION)
-    @given(body=st.sampled_from(OF_PATH[path]), value=ODD_VALUES, randomness=st.randoms(use_true_random=False))
+    @given(body=st.sampled_from(BODIES_OF[path]), value=ODD_VALUES, randomness=st.randoms(use_true_random=False))
     def send(body: dict[str, Any], value: Any, randomness: random.Random) -> None:
         fuzzed.check(path, json.dumps(mutate_value(body, value, randomness)).encode())
 
@@ -116,7 +134,7 @@ def test_bodies_with_a_mutated_value(fuzzed: Fuzzed, path: str) -> None:
 
 def test_afterwards_the_server_is_healthy_and_has_not_grown(fuzzed: Fuzzed) -> None:
     assert fuzzed.client.get("/ping").status_code == 200
-    for path, bodies in OF_PATH.items():
+    for path, bodies in BODIES_OF.items():
         for body in bodies:
             assert fuzzed.client.post(path, json=body).status_code == 200
     counts = re.findall(
