@@ -135,6 +135,7 @@ def evaluate(
     labelled.require_options(found, subject.option_ids, origin=cases_file)
     _refuse_seen(subject, found)
     other, gates = _read_further(against, gate)
+    _require_folders(out, html)
     extent = asking.Extent(
         reversed=reversed_cases, again=again, attacked=attacks, layout=layout, concurrency=concurrency
     )
@@ -245,6 +246,7 @@ def import_cases(
     if decision_out is not None:
         if found.decision is None:
             raise usage(f"the rows of {file} have no question, so --decision has nothing to write")
+        _require_folders(decision_out)
         storage.write_atomically(decision_out, json.dumps(found.decision, ensure_ascii=False, indent=1) + "\n")
     if into is None:
         sys.stdout.write(lines)
@@ -370,6 +372,13 @@ def _read_further(against: Path | None, gate: Path | None) -> tuple[Evaluation |
 
     other = None if against is None else read_evaluation(against)
     return other, None if gate is None else read_gates(gate)
+
+
+def _require_folders(*paths: Path | None) -> None:
+    """Refuse files that could not be written, before hours are spent on what they should hold."""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise usage(f"cannot write {path}: there is no folder {path.parent}")
 
 
 def _tell(

@@ -186,6 +186,7 @@ class _Asking:
             distance_rank=result.get("distance_rank"),
             evaluated_tokens=tokens["evaluated"],
             reused_tokens=tokens["reused"],
+            cached=bool(result.get("cached")),
             total_ms=timing["total_ms"],
             engine_ms=timing["engine_ms"],
         )

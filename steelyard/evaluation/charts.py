@@ -9,6 +9,7 @@ from steelyard.evaluation.result import Bin, Counted, Taken
 
 _WIDTH, _HEIGHT = 400, 300
 _LEFT, _TOP, _RIGHT, _BOTTOM = 52, 12, 12, 44
+_ACTIONS = ("automate", "review", "abstain")
 _TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -44,23 +45,31 @@ def risk(points: Sequence[Taken]) -> Markup:
 
 
 def actions(counted: dict[str, Counted]) -> Markup:
-    """Return a bar of the policy's actions; the wrong answers of each are hatched at its right end."""
+    """Return a bar of the policy's actions; the wrong answers of each are at its lower right."""
     total = sum(each.cases for each in counted.values()) or 1
     parts: list[Markup] = []
     start = 0.0
-    for name in ("automate", "review", "abstain"):
+    for name in _ACTIONS:
         if (each := counted.get(name)) is None:
             continue
         width, wrong = 400 * each.cases / total, 400 * each.wrong / total
         parts.append(el("rect", x=start, y=0, width=width, height=34, class_=f"bar {name}"))
         parts.append(el("rect", x=start + width - wrong, y=22, width=wrong, height=12, class_="wrong"))
         start += width
-    said = "; ".join(f"{name}: {each.cases} of {total}, {each.wrong} of them wrong" for name, each in counted.items())
+    said = "; ".join(
+        f"{name}: {each.cases} of {total}, {each.wrong} of them wrong"
+        for name in _ACTIONS
+        if (each := counted.get(name)) is not None
+    )
     svg = el(
         "svg", el("title", "Actions of the policy"), el("desc", said), *parts, viewBox="0 0 400 34", role="img",
         aria_label=f"Actions of the policy. {said}", preserveAspectRatio="none", class_="strip",
     )  # fmt: skip
-    return el("figure", svg, el("figcaption", "Each bar's dark lower part is its wrong answers. ", said, "."))
+    return el(
+        "figure",
+        svg,
+        el("figcaption", "From left to right; the part at the lower right of each is its wrong answers. ", said, "."),
+    )
 
 
 def _figure(title: str, said: str, marks: Sequence[Markup], *, across: str, up: str, top: float = 1.0) -> Markup:

@@ -65,7 +65,8 @@ def measure(
         order_flips=_order(answered, reordered) if reordered else None,
         paraphrase_flips=_paraphrases(answered),
         injection_flips=_injections(attacked, options) if attacked else None,
-        noise=_noise(answered, repeated) if repeated else None,
+        noise=_noise(answered, repeated),
+        cached=sum(answer.cached for answer in answers),
         p50_ms=float(np.quantile(total_ms, 0.5, method="higher")),
         p95_ms=float(np.quantile(total_ms, 0.95, method="higher")),
         engine_ms=engine_ms,
@@ -131,12 +132,15 @@ def _order(answered: Sequence[Judged], reordered: Sequence[Again]) -> Flips:
     return Flips(asked=len(pairs), flipped=flipped, share=share(flipped, len(pairs)))
 
 
-def _noise(answered: Sequence[Judged], repeated: Sequence[Again]) -> Noise:
-    pairs = _pairs(answered, repeated)
+def _noise(answered: Sequence[Judged], repeated: Sequence[Again]) -> Noise | None:
+    """Movement of the answers that were evaluated again; an answer that was kept whole shows none."""
+    pairs = _pairs(answered, [each for each in repeated if not each.answer.cached])
+    if not pairs:
+        return None
     return Noise(
         asked=len(pairs),
         moved=sum(first != second for first, second, _ in pairs),
-        largest_shift=max((shift for _, _, shift in pairs), default=0.0),
+        largest_shift=max(shift for _, _, shift in pairs),
     )
 
 

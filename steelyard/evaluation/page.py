@@ -9,7 +9,7 @@ from steelyard.evaluation import charts
 from steelyard.evaluation.attacks import NEUTRAL
 from steelyard.evaluation.comparison import Comparison
 from steelyard.evaluation.figures import AUTOMATE, PLAIN, is_flip
-from steelyard.evaluation.markup import Markup, el, table
+from steelyard.evaluation.markup import Markup, el, joined, table
 from steelyard.evaluation.result import Counted, Evaluation, Flips, Judged
 from steelyard_base.gates import GateResult
 from steelyard_runtime.decisions.head import Interval
@@ -18,6 +18,8 @@ _STYLE = Path(__file__).with_name("report.css")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 MOST_ROWS = 40
 """Mistakes, attacks and moved answers that are shown; the JSON file has all."""
+LONGEST_TEXT = 2000
+"""Characters of a state or an attack that are shown; how many more there are is said."""
 WIDEST_CONFUSION = 20
 """Options of which the whole table of right options and answers is shown."""
 
@@ -318,6 +320,8 @@ def _cost(evaluation: Evaluation) -> Markup:
         ("tokens evaluated for one", f"{found.evaluated_tokens:.1f}"),
         ("tokens kept from before", f"{found.reused_tokens:.1f}"),
     ]
+    if found.cached:
+        rows.append(("answers that the server had kept whole", str(found.cached)))
     if found.cost_per_1000 is not None:
         rows.append((f"1,000 decisions at {evaluation.price_per_hour:g} an hour", f"{found.cost_per_1000:.4g}"))
     text = "Times are the server's, without the network. The price is for the engine's time alone, without idle hours."
@@ -361,7 +365,11 @@ def _some(caption: str, count: int) -> str:
 
 
 def _quoted(text: str) -> Markup:
-    return el("span", text, class_="text", dir="auto")
+    left = len(text) - LONGEST_TEXT
+    shown = el("span", text[:LONGEST_TEXT], class_="text", dir="auto")
+    if left <= 0:
+        return shown
+    return joined([shown, el("span", f" … {left} more characters; the JSON file has all", class_="soft")])
 
 
 def percent(share: float) -> str:

@@ -65,6 +65,7 @@ class Answer(Strict):
     distance_rank: Annotated[Share | None, Field(description="How unlike the fitted cases the state is.")] = None
     evaluated_tokens: Annotated[Count, Field(description="Tokens that were evaluated for it.")]
     reused_tokens: Annotated[Count, Field(description="Tokens whose evaluation was kept from before.")]
+    cached: Annotated[bool, Field(description="The server had kept the whole answer, and evaluated nothing.")] = False
     total_ms: Annotated[float, Field(ge=0, description="At the server, waiting included, in milliseconds.")]
     engine_ms: Annotated[float, Field(ge=0, description="Of these, the engine's work.")]
 
@@ -144,7 +145,7 @@ class Flips(Strict):
 class Noise(Strict):
     """Movement of answers when the same is asked again."""
 
-    asked: Annotated[Count, Field(description="Cases that were asked again.")]
+    asked: Annotated[Count, Field(description="Cases that were asked again, and evaluated again.")]
     moved: Annotated[Count, Field(description="Answers that were another option.")]
     largest_shift: Annotated[Share, Field(description="Largest change of a probability.")]
 
@@ -172,6 +173,9 @@ class Measures(Strict):
     paraphrase_flips: Annotated[Flips | None, Field(description="Between cases that are the `same_as` another.")] = None
     injection_flips: Annotated[Flips | None, Field(description="Under attack, without neutral texts.")] = None
     noise: Annotated[Noise | None, Field(description="When asked again.")] = None
+    cached: Annotated[
+        Count, Field(description="Answers that the server had kept whole: their time and tokens are not a new state's.")
+    ] = 0
     p50_ms: Annotated[float, Field(ge=0, description="Median time of an answer at the server, in milliseconds.")]
     p95_ms: Annotated[float, Field(ge=0, description="95 of 100 answers took no longer.")]
     engine_ms: Annotated[float, Field(ge=0, description="Mean work of the engine for an answer, in milliseconds.")]

@@ -102,6 +102,8 @@ def _figure_rows(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
             ),
         )
     yield "time", f"p50 {found.p50_ms:.1f} ms, p95 {found.p95_ms:.1f} ms"
+    if found.cached:
+        yield "kept answers", f"{found.cached}: the server evaluated nothing for these"
     yield "tokens", f"{found.evaluated_tokens:.1f} evaluated, {found.reused_tokens:.1f} reused"
     if found.cost_per_1000 is not None:
         yield "1,000 decisions", f"{found.cost_per_1000:.4g} at {evaluation.price_per_hour:g} an hour"

@@ -227,6 +227,8 @@ def test_a_model_is_served_for_the_time_of_it(run: Run, model: Path, tmp_path: P
         (("--cases=none.csv",), "cannot read none.csv"),
         (("--gate=none.toml",), "cannot read the gates"),
         (("--against=none.json",), "cannot read none.json"),
+        (("--out=none/e.json",), "there is no folder none"),
+        (("--html=none/e.html",), "there is no folder none"),
     ],
 )
 def test_nothing_is_asked_for_a_wrong_command(

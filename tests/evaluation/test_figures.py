@@ -48,6 +48,12 @@ def test_flips_and_noise() -> None:
     assert (found.noise.moved, found.noise.largest_shift) == (0, pytest.approx(0.02))
 
 
+def test_an_answer_that_was_kept_whole_shows_no_noise() -> None:
+    kept = answer([1.0, 0.0, 0.0]).model_copy(update={"cached": True})
+    found = evaluation([judged(1, "billing", kept)], repeated=[Again(case=1, answer=kept)]).figures
+    assert (found.cached, found.noise) == (1, None)
+
+
 def test_what_was_not_asked_has_no_figure() -> None:
     found = evaluation([judged(1, "billing", answer([1.0, 0.0, 0.0]))]).figures
     assert (found.order_flips, found.paraphrase_flips, found.injection_flips, found.noise) == (None,) * 4

@@ -88,6 +88,12 @@ def test_what_strangers_wrote_is_text() -> None:
     assert all(each.get("dir") == "auto" for each in parsed(hostile()).iter("span") if each.get("class") == "text")
 
 
+def test_what_is_too_long_for_a_page_is_said_to_go_on() -> None:
+    found = page(evaluation([judged(1, "billing", answer([0.0, 1.0, 0.0]), state="x" * 2001)]))
+    assert f">{'x' * 2000}<" in found
+    assert "1 more characters" in found
+
+
 def test_people_who_hear_it_find_their_way(made: str) -> None:
     root = parsed(made)
     assert [len(root.findall(f"body/{each}")) for each in ("header", "main", "footer")] == [1, 1, 1]
