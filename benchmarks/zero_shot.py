@@ -3,7 +3,7 @@
     python -m benchmarks.zero_shot --data FOLDER --model FILE [--sets NAME,...] [--letters N] [--part test]
         [--threads N] [--json FILE] [--markdown FILE]
 
-The folder is that of ``benchmarks/decisions.py``. Options as cases are read by the server's own code from hidden
+The folder is that of ``benchmarks/decisions.py``. Likeness is read by the server's own code from hidden
 states, which are kept in the cache: an interrupted run goes on where it stopped. ``--letters N`` asks letters for the
 first N cases, too. ``--part fit`` takes the cases that temperature and weights were chosen on.
 """
@@ -26,15 +26,18 @@ from steelyard.decisions import metrics
 from steelyard.decisions.features import EngineReader
 from steelyard.models import storage
 from steelyard.terminal import console
-from steelyard_runtime.chat_template import choose
+from steelyard_runtime.chat_template import ChatTemplate, choose
 from steelyard_runtime.decision import Option, Question
 from steelyard_runtime.engine.interface import Engine, ScoreJob, ScorePrompt, Segment
 from steelyard_runtime.engine.start import start_engine
 from steelyard_runtime.scoring.letters import Letters
-from steelyard_runtime.scoring.options_as_cases import REFERENCES, WORDING, OptionsAsCases, case_text
+from steelyard_runtime.scoring.options_as_cases import WORDING
+from steelyard_runtime.scoring.strategies import STRATEGIES
+from steelyard_runtime.scoring.strategies import choose as choose_readout
 from steelyard_runtime.scoring.strategy import Position
-from steelyard_runtime.settings import load_settings
+from steelyard_runtime.settings import MAX_OPTIONS, load_settings
 
+PLAIN = ChatTemplate(None, bos_text="", eos_text="")
 NO_LOGITS = np.empty(0, np.float32)
 
 
@@ -45,21 +48,23 @@ def question_of(task: Task) -> Question:
     )
 
 
-def options_as_cases(task: Task, reader: EngineReader, *, part: str, progress: Progress) -> Result | None:
-    """Read every case by the likeness of its hidden state; None where the readout takes no such question."""
+def likeness(task: Task, reader: EngineReader, *, part: str, progress: Progress) -> Result | None:
+    """Read every case by the likeness of its hidden state; None where only letters read such a question."""
     question = question_of(task)
-    if OptionsAsCases().refusal(question):
+    strategy = choose_readout(None, question, STRATEGIES)
+    if strategy.name == Letters().name:
         return None
     bar = progress.add_task(f"{task.name}: states")
-    texts = [text for option in question.options if (text := case_text(option)) is not None]
-    fixed = [Position(NO_LOGITS, hidden) for hidden in reader.read([*texts, *REFERENCES])]
+    readout = strategy.on(PLAIN, lambda _: [], max_options=MAX_OPTIONS)
+    _, *others = readout.prompts("state-first", state="", question=question)
+    fixed = [Position(NO_LOGITS, hidden) for hidden in reader.read([prompt.rest[0].text for prompt in others])]
     states = task.texts[part]
     hidden = reader.read(states, step=lambda done, total: progress.update(bar, completed=done, total=total))
     rows = [
-        OptionsAsCases().read([Position(NO_LOGITS, each), *fixed], state=state, question=question).probabilities
+        readout.read([Position(NO_LOGITS, each), *fixed], state=state, question=question).probabilities
         for state, each in zip(states, hidden, strict=True)
     ]
-    return result(task, OptionsAsCases().name, part, np.array(rows))
+    return result(task, strategy.name, part, np.array(rows))
 
 
 def letters(task: Task, engine: Engine, *, part: str, count: int, progress: Progress) -> tuple[Result, float]:
@@ -115,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reader = EngineReader(engine, wording=WORDING.name, cache=storage.cache_folder() / "hidden-states")
         with Progress(console=console.err) as progress:
             for task in (read_task(chosen.data, name) for name in names):
-                if (found := options_as_cases(task, reader, part=chosen.part, progress=progress)) is not None:
+                if (found := likeness(task, reader, part=chosen.part, progress=progress)) is not None:
                     results.append(found)
                 if chosen.letters:
                     told, tokens = letters(task, engine, part=chosen.part, count=chosen.letters, progress=progress)

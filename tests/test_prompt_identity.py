@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 import steelyard_runtime
 from steelyard.releases.assemble import prompt_versions
 from steelyard_runtime.prompt_identity import LAYOUTS, prompt_identities, wording_hashes
-from steelyard_runtime.scoring import options_as_cases, prompt
+from steelyard_runtime.scoring import options_as_cases, prompt, question_as_case
 
 PACKAGE = Path(steelyard_runtime.__file__).parent
 FOLDERS = ("scoring", "contracts", "decisions")
@@ -51,8 +51,8 @@ OF_HEADS = {
 """Words around the state that heads read, with others."""
 OF_CASES = {"Where can I download my invoice?": "Where is my invoice?"}
 """Words of the texts that options and states are measured against, with others."""
-LETTERS, CASES = slice(len(LAYOUTS), 2 * len(LAYOUTS)), slice(len(LAYOUTS))
-WORDINGS_AT = slice(2 * len(LAYOUTS), None)
+CASES, LETTERS = slice(2 * len(LAYOUTS)), slice(2 * len(LAYOUTS), 3 * len(LAYOUTS))
+WORDINGS_AT = slice(3 * len(LAYOUTS), None)
 """Places in a line of hashes."""
 
 SHOW = """
@@ -106,10 +106,11 @@ def test_there_is_one_for_every_readout_and_layout() -> None:
     found = prompt_identities()
     assert [(each.strategy, each.layout, each.version) for each in found] == [
         *(("options-as-cases", layout, options_as_cases.VERSION) for layout in LAYOUTS),
+        *(("question-as-case", layout, question_as_case.VERSION) for layout in LAYOUTS),
         *(("letters-raw", layout, prompt.VERSIONS[layout]) for layout in LAYOUTS),
     ]
-    # The readout that reads the state alone has one prompt in both layouts.
-    assert len({each.sha256 for each in found}) == len(found) - 1
+    # Readouts that read the state alone have one prompt in both layouts.
+    assert len({each.sha256 for each in found}) == len(found) - 2
     assert all(re.fullmatch("[0-9a-f]{64}", each.sha256) for each in found)
 
 
@@ -131,7 +132,7 @@ def test_comments_and_docstrings_do_not_change_it(copied: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "changes", "keeps"),
-    [(WORDS, LETTERS, slice(0)), (OF_HEADS, WORDINGS_AT, LETTERS), (OF_CASES, CASES, slice(len(LAYOUTS), None))],
+    [(WORDS, LETTERS, slice(0)), (OF_HEADS, WORDINGS_AT, LETTERS), (OF_CASES, CASES, slice(2 * len(LAYOUTS), None))],
 )
 def test_every_changed_word_changes_it(copied: Path, words: dict[str, str], changes: slice, keeps: slice) -> None:
     sources = {str(path): path.read_text() for folder in FOLDERS for path in (copied / folder).rglob("*.py")}

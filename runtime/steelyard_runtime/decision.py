@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Layout = Literal["state-first", "options-first"]
-Readout = Literal["options-as-cases", "letters-raw"]
+Readout = Literal["options-as-cases", "question-as-case", "letters-raw"]
 DecisionType = Literal["choice", "yesno", "score"]
 Action = Literal["automate", "review", "abstain"]
 Cause = Literal["probability", "margin", "distance", "uncalibrated", "never"]

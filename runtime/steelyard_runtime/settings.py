@@ -182,11 +182,11 @@ class Settings(BaseSettings):
         description="What comes first in the prompt of decisions that do not say. state-first decides better on "
         "small models; options-first makes new states cheap.",
     )
-    readout: Literal["auto", "options-as-cases", "letters-raw"] = Field(
+    readout: Literal["auto", "letters-raw"] = Field(
         "auto",
-        description="How decisions are read that do not say, and are not registered; letters-raw where an option "
-        "has no text that a state can be like. auto: options-as-cases on models of less than a billion parameters, "
-        "letters-raw on others.",
+        description="How decisions are read that do not say, and are not registered. auto: on models of less than a "
+        "billion parameters options-as-cases, or question-as-case for yes and no; letters-raw on others, and where "
+        "options are levels or have no text that a state can be like.",
     )
     reuse_prefixes: bool = Field(True, description="Keep evaluated prefixes between requests.")
     reuse_states: bool = Field(

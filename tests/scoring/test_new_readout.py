@@ -76,5 +76,5 @@ def test_questions_with_one_prompt_evaluate_it_once(client: TestClient) -> None:
 def test_the_identity_names_every_readout(client: TestClient) -> None:
     said = client.get("/v1/identity").json()["prompt"]
     assert said["readout"] == "sum-of-hidden"
-    assert list(said["readouts"]) == ["sum-of-hidden", "options-as-cases", "letters-raw"]
+    assert list(said["readouts"]) == ["sum-of-hidden", "options-as-cases", "question-as-case", "letters-raw"]
     assert said["readouts"]["sum-of-hidden"]["state-first"]["version"] == said["versions"]["state-first"] == "sum-1"

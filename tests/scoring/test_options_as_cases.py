@@ -111,7 +111,8 @@ def test_shared_words_count_beside_the_model() -> None:
 def test_which_questions_it_reads(asked: Question, why: str) -> None:
     assert why in OptionsAsCases().refusal(asked)
     assert bool(OptionsAsCases().refusal(asked)) is bool(why)
-    assert choose(None, asked, STRATEGIES).name == ("letters-raw" if why else "options-as-cases")
+    fallback = "question-as-case" if asked == question("yes", "no") else "letters-raw"
+    assert choose(None, asked, STRATEGIES).name == (fallback if why else "options-as-cases")
     if why:
         with pytest.raises(Problem, match="the readout options-as-cases cannot read the question") as refused:
             choose("options-as-cases", asked, STRATEGIES)
@@ -128,14 +129,13 @@ def test_requests_can_name_every_readout() -> None:
         ("auto", SMALL_MODEL_PARAMETERS - 1, "options-as-cases"),
         ("auto", SMALL_MODEL_PARAMETERS, "letters-raw"),
         ("letters-raw", 1, "letters-raw"),
-        ("options-as-cases", SMALL_MODEL_PARAMETERS, "options-as-cases"),
     ],
 )
 def test_the_default_is_chosen_by_the_models_size(setting: str, parameters: int, first: str) -> None:
     ordered = in_order(STRATEGIES, setting=setting, parameters=parameters)
     assert choose(None, question("billing", "shipping"), ordered).name == next(iter(ordered)) == first
     assert set(ordered) == set(STRATEGIES)
-    assert choose(None, question("yes", "no"), ordered).name == "letters-raw"
+    assert choose(None, question("1", "2"), ordered).name == "letters-raw"
 
 
 def test_a_name_is_read_as_words() -> None:
@@ -198,10 +198,12 @@ def test_several_questions_on_one_state_share_its_evaluation(client: TestClient)
     questions = {
         "team": {"type": "choice", "criteria": {"billing": "money", "lost_parcel": None, "none_of_these": None}},
         "same": {"type": "choice", "criteria": {"lost_parcel": None, "billing": "money"}},
-        "letters": {"type": "noul", "instructions": "Is it late?"},
+        "yesno": {"type": "noul", "instructions": "Is it late?"},
+        "letters": {"type": "score", "criteria": ["calm", "cross"]},
     }
     answers = client.post("/v1/systemone", json={"state": "three questions", "questions": questions}).json()["answers"]
-    assert [answers[name]["x_readout"] for name in questions] == ["options-as-cases", "options-as-cases", "letters-raw"]
+    readouts = ["options-as-cases", "options-as-cases", "question-as-case", "letters-raw"]
+    assert [answers[name]["x_readout"] for name in questions] == readouts
     assert answers["team"]["x_tokens"]["evaluated"] > 0
     assert answers["same"]["x_tokens"]["evaluated"] == 0
     body = {"state": "s", "questions": questions, "x_readout": "letters-raw"}

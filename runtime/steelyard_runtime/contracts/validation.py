@@ -256,7 +256,8 @@ LAYOUT: Any = Field(
 READOUT: Any = Field(
     None,
     description="How decisions are read that are not registered: options-as-cases compares the state with the options' "
-    "texts, letters-raw has the model name an option's letter. The server's setting unless given.",
+    "texts, question-as-case with the question's (yes or no), letters-raw has the model name an option's letter. The "
+    "server's setting unless given.",
 )
 """A request's choice of the readout, the same in every decision contract."""
 

@@ -23,7 +23,7 @@ from steelyard_runtime.decision import DecisionType
 from steelyard_runtime.scoring.wordings import WORDINGS
 
 Type = DecisionType
-ReadoutName = Literal["head", "options-as-cases", "letters"]
+ReadoutName = Literal["head", "options-as-cases", "question-as-case", "letters"]
 
 MAX_FILE_BYTES = 1 << 20
 """Bytes of a contract's file."""
@@ -126,8 +126,8 @@ class Readout(_Part):
         ReadoutName,
         Field(
             description="`head`: a linear map of the model's last hidden state, fitted on labelled cases. `letters`: "
-            "the logits of the options' letters, without cases and without calibration. `options-as-cases`: the state "
-            "beside the options' texts, without both, too."
+            "the logits of the options' letters, without cases and without calibration. `options-as-cases` and "
+            "`question-as-case` (yes or no): the likeness of texts, without both, too."
         ),
     ] = "head"
     wording: Annotated[str, Field(min_length=1, description="The fixed words around the state, for `head`.")] = (

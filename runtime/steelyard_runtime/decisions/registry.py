@@ -17,7 +17,6 @@ from steelyard_runtime.decisions.policy import decide
 from steelyard_runtime.decisions.readout import HeadReadout
 from steelyard_runtime.engine.interface import EngineIdentity
 from steelyard_runtime.scoring.letters import Letters
-from steelyard_runtime.scoring.options_as_cases import OptionsAsCases
 from steelyard_runtime.scoring.strategies import Strategies
 from steelyard_runtime.scoring.strategy import Readout
 from steelyard_runtime.scoring.wordings import WORDINGS, Wording
@@ -52,7 +51,7 @@ class Registered:
         """Name of the strategy that reads it."""
         if self.head:
             return f"head:{self.contract.full_name}"
-        return Letters().name if self.contract.readout.strategy == "letters" else OptionsAsCases().name
+        return Letters().name if self.contract.readout.strategy == "letters" else self.contract.readout.strategy
 
     @property
     def question(self) -> Question:

@@ -85,7 +85,7 @@ class OptionsAsCases:
             return "its options are levels, and a likeness knows no order"
         cases = [(option, text) for option in question.options if (text := case_text(option)) is not None]
         for option, text in cases:
-            if option.name.lower() in ANSWERS or len("".join(filter(str.isalpha, text)).encode()) < LEAST_LETTERS:
+            if option.name.lower() in ANSWERS or not says_something(text):
                 return f"a state cannot be like the option {option.id[:40]!r}; describe what it stands for"
         return "" if cases else "every option is a way out; add one that is not"
 
@@ -96,11 +96,11 @@ class OptionsAsCases:
     def prompts(self, layout: Layout, *, state: str, question: Question) -> tuple[Prompt, ...]:  # noqa: ARG002
         """The state, every option that has a text, and the reference texts."""
         texts = [text for option in question.options if (text := case_text(option)) is not None]
-        return (state_prompt(WORDING, state), *map(_kept_prompt, texts), *map(_kept_prompt, REFERENCES))
+        return (state_prompt(WORDING, state), *map(kept_prompt, texts), *map(kept_prompt, REFERENCES))
 
     def read(self, positions: Sequence[Position], *, state: str, question: Question) -> Readout:
         """See ``Reader``."""
-        vectors = [_vector(position) for position in positions]
+        vectors = [vector_of(position) for position in positions]
         texts = [case_text(option) for option in question.options]
         with_text = [index for index, text in enumerate(texts) if text is not None]
         references = np.array(vectors[1 + len(with_text) :])
@@ -133,11 +133,22 @@ def case_text(option: Option) -> str | None:
     return name + option.text[len(option.name) :]
 
 
-def _kept_prompt(text: str) -> Prompt:
+def says_something(text: str) -> bool:
+    """Whether a text has enough letters for a state to be like it."""
+    return len("".join(filter(str.isalpha, text)).encode()) >= LEAST_LETTERS
+
+
+def kept_prompt(text: str) -> Prompt:
+    """The prompt of a text that many decisions need."""
     return Prompt(WORDING.before, (), (Piece(text), *WORDING.after), private=False, kept=True)
 
 
-def _vector(position: Position) -> Array:
+def vector_of(position: Position) -> Array:
+    """The hidden state in 64 bits.
+
+    Raises:
+        ValueError: There is none, or it has a number that is not finite.
+    """
     if position.hidden is None:
         raise ValueError("the engine gave no hidden state")
     if not np.isfinite(position.hidden).all():
@@ -145,19 +156,20 @@ def _vector(position: Position) -> Array:
     return position.hidden.astype(np.float64)
 
 
-def cosines(state: Array, anchors: Array, *, spread: Array) -> Array:
-    """Cosine of the state and each anchor, seen from the anchors' mean; 0 for one that lies there.
+def cosines(state: Array, anchors: Array, *, spread: Array, middle: Array | None = None) -> Array:
+    """Cosine of the state and each anchor, seen from the middle; 0 for one that lies there.
 
     Args:
         state: Shape ``(embedding_size,)``.
         anchors: Shape ``(options, embedding_size)``.
         spread: Standard deviation of each number, shape ``(embedding_size,)``; a number that does not vary is left out.
+        middle: Shape ``(embedding_size,)``; the anchors' mean unless given.
 
     Returns:
         Shape ``(options,)``.
     """
     inverse = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 0)
-    middle = anchors.mean(axis=0)
+    middle = anchors.mean(axis=0) if middle is None else middle
     away, sides = (state - middle) * inverse, (anchors - middle) * inverse
     # Summed by numpy itself: a BLAS sums in an order that depends on its threads.
     products = np.ascontiguousarray(sides * away).sum(axis=1)

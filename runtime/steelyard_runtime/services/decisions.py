@@ -21,6 +21,7 @@ from steelyard_runtime.engine.interface import (
     Tokenizing,
 )
 from steelyard_runtime.errors import Kind, Problem, over_budget
+from steelyard_runtime.scoring.letters import Letters
 from steelyard_runtime.scoring.prompt import NoFrameError
 from steelyard_runtime.scoring.strategies import STRATEGIES, Strategies, choose, in_order
 from steelyard_runtime.scoring.strategy import Position, Prompt, Reader, Strategy
@@ -162,8 +163,9 @@ class DecisionService:
     @property
     def most_options(self) -> int:
         """Options that a question may have with every readout of this model; 0 when one cannot be used."""
-        unregistered = [self._readers.get(name) for name in self._unregistered]
-        return min(reader.most_options if reader else 0 for reader in unregistered)
+        if any(name in self._refusals for name in self._unregistered):
+            return 0
+        return self._readers[Letters().name].most_options
 
     async def decide(self, request: DecisionRequest, *, preparing: Preparing) -> list[Answer]:
         """One answer per question, in order.

@@ -1,0 +1,113 @@
+"""The question as a case: yes, where the state is more like the question's own text than reference texts are.
+
+Yes and no say nothing of a state, but the question does. State and question are read as options and states are
+(``options_as_cases``), and the state's cosine with the question is counted in standard deviations of the reference
+texts' cosines with it. Yes is as likely as no at ``EVEN`` of them: most states are not what a question asks for.
+
+It sees what a state is about, and no negation: it is for models that are too small to read the question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from steelyard_runtime.decision import Layout, Option, Question
+from steelyard_runtime.scoring.options_as_cases import (
+    REFERENCES,
+    WORDING,
+    Array,
+    cosines,
+    kept_prompt,
+    says_something,
+    vector_of,
+)
+from steelyard_runtime.scoring.prompt import Template
+from steelyard_runtime.scoring.strategy import Encode, Position, Prompt, Readout, entropy_of
+from steelyard_runtime.scoring.wordings import state_prompt
+
+VERSION = "question-as-case-1"
+EVEN = 1.0
+"""Standard deviations at which yes and no are equally likely; chosen on labelled cases of two public sets."""
+NAMES = ("yes", "no")
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAsCase:
+    """The strategy, and its reader: it needs nothing of a model but hidden states."""
+
+    name: str = "question-as-case"
+    hidden: bool = True
+    in_template: bool = False
+    calibrated: bool = False
+    most_options: int = len(NAMES)
+
+    def prompt_version(self, layout: Layout) -> str:  # noqa: ARG002 - the state stands alone
+        """See ``Strategy``."""
+        return VERSION
+
+    def refusal(self, question: Question) -> str:
+        """See ``Strategy``: the options are yes and no, and the question has a text."""
+        if sorted(map(_answer, question.options)) != sorted(NAMES):
+            return "its options are not yes and no"
+        return "" if says_something(_case(question)) else "its text has no words; say what is asked"
+
+    def on(self, template: Template, encode: Encode, *, max_options: int) -> QuestionAsCase:  # noqa: ARG002
+        """See ``Strategy``."""
+        return self
+
+    def prompts(self, layout: Layout, *, state: str, question: Question) -> tuple[Prompt, ...]:  # noqa: ARG002
+        """The state, the question, and the reference texts."""
+        return (state_prompt(WORDING, state), kept_prompt(_case(question)), *map(kept_prompt, REFERENCES))
+
+    def read(self, positions: Sequence[Position], *, state: str, question: Question) -> Readout:  # noqa: ARG002
+        """See ``Reader``."""
+        asked_of, asked, *references = map(vector_of, positions)
+        yes = likeness(asked_of, asked, np.array(references)) - EVEN
+        logits = np.array([yes if _answer(option) == "yes" else 0.0 for option in question.options])
+        weights = np.exp(logits - logits.max())
+        probabilities = weights / weights.sum()
+        return Readout(
+            probabilities=tuple(map(float, probabilities)),
+            logits=tuple(map(float, logits)),
+            slot_token_ids=(),
+            slot_mass=None,
+            entropy=entropy_of(probabilities),
+        )
+
+
+def likeness(state: Array, question: Array, references: Array) -> float:
+    """How like the question a state is, in standard deviations of the reference texts' likeness; 0 if these are equal.
+
+    Args:
+        state: Shape ``(embedding_size,)``.
+        question: Shape ``(embedding_size,)``.
+        references: Shape ``(texts, embedding_size)``; each is seen from the mean of the others.
+    """
+    spread = references.std(axis=0)
+    usual = np.array(
+        [
+            _cosine(reference, question, np.delete(references, index, axis=0).mean(axis=0), spread)
+            for index, reference in enumerate(references)
+        ]
+    )
+    away = _cosine(state, question, references.mean(axis=0), spread) - usual.mean()
+    return float(away / usual.std()) if usual.std() > 0 else 0.0
+
+
+def _cosine(one: Array, other: Array, middle: Array, spread: Array) -> float:
+    return float(cosines(one, other[None], spread=spread, middle=middle)[0])
+
+
+def _answer(option: Option) -> str:
+    return (option.name or option.id).lower()
+
+
+def _case(question: Question) -> str:
+    """What yes stands for, where it is described; else the question."""
+    for option in question.options:
+        if _answer(option) == "yes" and (said := option.text[len(option.name) :].removeprefix(":").strip()):
+            return said
+    return question.instructions.strip()
