@@ -450,7 +450,7 @@ def test_alarms_tell_the_topic_and_the_topic_the_addresses() -> None:
         for each in of_type(our_templates("prod")["Endpoint-chat"], "AWS::CloudWatch::Alarm")
         if "AlarmActions" in each
     ]
-    assert len(told) == 7  # the others undo an update
+    assert len(told) == 8  # the others undo an update
     for alarm in told:
         assert "Observability" in text(alarm["AlarmActions"])
     (subscription,) = of_type(our_templates("prod")["Observability"], "AWS::SNS::Subscription")
