@@ -1,4 +1,4 @@
-"""CloudFormation stacks: found, described, updated, deleted."""
+"""CloudFormation stacks: found, described, deleted."""
 
 from __future__ import annotations
 
@@ -84,43 +84,6 @@ def delete_stack(aws: Aws, stack: Stack, *, poll_s: float = 5.0, longest_s: floa
                 f"--stack-name {stack.name} --region {aws.region}",
             )
         time.sleep(poll_s)
-
-
-def update_stack(aws: Aws, stack: Stack, template: str, *, poll_s: float = 2.0, longest_s: float = 7200.0) -> None:
-    """Update a stack and wait for the end of it. Its parameters, tags and role stay.
-
-    Args:
-        aws: Where.
-        stack: The stack.
-        template: The new template, at most 51200 bytes, which is what CloudFormation takes in a request.
-        poll_s: How often to look, in seconds.
-        longest_s: The longest to wait, in seconds.
-
-    Raises:
-        CommandError: AWS refuses, the update was taken back, or it takes too long.
-    """
-    until = time.monotonic() + longest_s
-    client = aws.client("cloudformation")
-    with aws_errors():
-        known = client.describe_stacks(StackName=stack.name)["Stacks"][0].get("Parameters", ())
-        client.update_stack(
-            StackName=stack.name,
-            TemplateBody=template,
-            Parameters=[{"ParameterKey": each["ParameterKey"], "UsePreviousValue": True} for each in known],
-            Capabilities=["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"],
-        )
-    while True:
-        time.sleep(poll_s)
-        now = find_stack(aws, stack.name)
-        status = "gone" if now is None else now.status
-        if status == "UPDATE_COMPLETE":
-            return
-        if not status.endswith("_IN_PROGRESS") or time.monotonic() >= until:
-            raise CommandError(
-                f"the stack {stack.name} was not updated: it is {status}",
-                hint="CloudFormation's reason: aws cloudformation describe-stack-events "
-                f"--stack-name {stack.name} --region {aws.region}",
-            )
 
 
 def _stack(described: Mapping[str, Any]) -> Stack:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from steelyard.cdk.nodejs import ROOT, cdk_command, with_packaged_node
@@ -26,7 +29,7 @@ class Cdk:
     What it prints goes to standard error, like all progress; standard output is for results.
 
     Attributes:
-        environment: Name of the environment.
+        environment: The environment as the app is told it: its name, or the absolute path of its file.
         release: The release as the app is told it: its name, or the absolute path of its manifest.
         bases: Absolute path of a file of base images; None for the one of the checkout.
         assembly: Where the synthesized templates go.
@@ -92,6 +95,28 @@ class Cdk:
             options = (*options, "--import-existing-resources")
         self._run("deploy", *(stacks or ("--all",)), *options, *self._synthesized)
 
+    def deploy_template(self, stack: str, template: Mapping[str, Any]) -> None:
+        """Deploy one stack with another template than that in ``assembly``, as the CDK would: it may be of any size.
+
+        Raises:
+            CommandError: The stack failed; CloudFormation's reason stands above, and the stack is as it was before.
+        """
+        text = json.dumps(template)
+        file = self._template_files()[stack]
+        # The CDK publishes a template under its hash, and not again where that is there.
+        old = _sha256((self.assembly / file).read_text(encoding="utf-8"))
+        with TemporaryDirectory(prefix="steelyard-cdk-") as name:
+            folder = Path(name)
+            for each in self.assembly.resolve().iterdir():
+                if each.name == file:
+                    (folder / file).write_text(text, encoding="utf-8")
+                elif each.suffix == ".json":
+                    content = each.read_text(encoding="utf-8").replace(old, _sha256(text))
+                    (folder / each.name).write_text(content, encoding="utf-8")
+                else:
+                    (folder / each.name).symlink_to(each)
+            self._run("deploy", stack, "--exclusively", "--require-approval", "never", "--app", name)
+
     def destroy(self, *stacks: str) -> None:
         """Destroy ``stacks`` and what depends on them, without a question; all without any.
 
@@ -119,6 +144,10 @@ class Cdk:
 def release_reference(release: str) -> str:
     """Return a release as the app is told it: the app runs in another folder, so a path must not depend on this one."""
     return str(Path(release).resolve()) if release.endswith(".json") else release
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _child_environment() -> dict[str, str]:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from steelyard.aws.cloudformation import Stack, find_stack, update_stack
+from steelyard.aws.cloudformation import Stack, find_stack
 from steelyard.aws.session import Aws, aws_errors
 from steelyard.cdk.program import Cdk
 from steelyard.deploy.endpoints import Say
@@ -43,7 +43,7 @@ def unscale(aws: Aws, environment: Environment, cdk: Cdk, say: Say) -> None:
         deployed = deployed_template(aws, stack)
         if must_unscale(deployed, cdk.template(stack.name)):
             say(f"{environment.endpoint_name(name)} gets other instance types: first a deployment without its scaling")
-            update_stack(aws, stack, json.dumps(without_scaling(deployed), separators=(",", ":")))
+            cdk.deploy_template(stack.name, without_scaling(deployed))
 
 
 def deployed_template(aws: Aws, stack: Stack) -> Template:
