@@ -8,6 +8,7 @@ from typing import Any
 
 from ministack.core import iam_actions
 from ministack.core.responses import get_account_id, get_region
+from ministack.services import iam as accounts
 
 from steelyard_localcloud import wire
 from steelyard_localcloud.sagemaker.names import arn
@@ -66,6 +67,16 @@ def extend() -> None:
         context: dict[str, Any] = s3_context(iam_action, query, path, headers)
         return context | write_conditions(query or {}, headers or {}) if iam_action == "s3:PutObject" else context
 
+    simulate = accounts._IAM_HANDLERS["SimulatePrincipalPolicy"]
+
+    def simulate_without_path(parameters: Any) -> Any:
+        # Ministack looks for a role by all that follows "role/".
+        source = accounts._p(parameters, "PolicySourceArn")
+        kind, _, rest = source.rpartition(":")[2].partition("/")
+        short = f"{source.rpartition(':')[0]}:{kind}/{rest.rpartition('/')[2]}"
+        return simulate({**parameters, "PolicySourceArn": [short]} if rest else parameters)
+
+    accounts._IAM_HANDLERS["SimulatePrincipalPolicy"] = simulate_without_path
     iam_actions.extract_iam_action = extract_action
     iam_actions.extract_resource_arn = extract_resource
     iam_actions.s3_service_context = extract_s3_context

@@ -105,7 +105,7 @@ def _serve_services(sagemaker: SageMaker, scaling: ApplicationAutoScaling, runti
     router.SERVICE_PATTERNS[iam.SCALING] = {"target_prefixes": ["AnyScaleFrontendService."]}
     router.SERVICE_PATTERNS[iam.QUOTAS] = {"target_prefixes": ["ServiceQuotasV20190624."]}
     router.SERVICE_PATTERNS[iam.RUNTIME] = {}
-    ministack.SERVICE_HANDLERS[iam.SAGEMAKER] = _json_service(sagemaker.perform)
+    ministack.SERVICE_HANDLERS[iam.SAGEMAKER] = _passing_roles(_json_service(sagemaker.perform))
     ministack.SERVICE_HANDLERS[iam.SCALING] = _json_service(scaling.perform)
     ministack.SERVICE_HANDLERS[iam.QUOTAS] = _json_service(sagemaker.endpoints.quotas.perform)
 
@@ -138,6 +138,28 @@ def _json_service(perform: Callable[[str, Parameters], Parameters]) -> _Handler:
         return answer
 
     return handle
+
+
+def _passing_roles(handle: _Handler) -> _Handler:
+    """Refuse a caller who may make a model and may not pass SageMaker its role."""
+
+    async def handle_or_refuse(method: str, path: str, headers: dict[str, str], body: bytes, query: Any) -> Response:
+        if wire.operation(headers) == "CreateModel" and (role := wire.read(body).get("ExecutionRoleArn")):
+            denied: Response | None = ministack._enforce_data_plane(
+                iam.SAGEMAKER,
+                "iam:PassRole",
+                headers,
+                query,
+                "",
+                resource_arn=str(role),
+                service_context={"iam:passedtoservice": "sagemaker.amazonaws.com"},
+            )
+            if denied is not None:
+                return denied
+        answer: Response = await handle(method, path, headers, body, query)
+        return answer
+
+    return handle_or_refuse
 
 
 def _take_metric_math() -> None:

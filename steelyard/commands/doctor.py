@@ -45,8 +45,8 @@ def command(
 ) -> None:
     """Check Python, llama.cpp, CPU, memory, GPU, disk and model; with --env, an account before anything is made in it.
 
-    With --env: whose credentials these are, the CDK's bootstrap, quotas of instances for the first deployment and for
-    updates, zones, and the cost in a month. Exit code 1 when something is in the way.
+    With --env: whose credentials these are, the CDK's bootstrap, permissions by simulation, quotas of instances for the
+    first deployment and for updates, zones, and the cost in a month. Exit code 1 when something is in the way.
     """
     if env is None:
         if local or prices is not None:

@@ -1,4 +1,4 @@
-"""Looks at an account before anything is made in it: bootstrap, quotas, zones, and what it will cost."""
+"""Looks at an account before anything is made in it: bootstrap, permissions, quotas, zones, and what it will cost."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from steelyard.aws.session import Aws, aws_errors
 from steelyard.deploy.deployment import is_bootstrapped
+from steelyard.deploy.permissions import permission_checks
 from steelyard.deploy.prices import HOURS_PER_MONTH, ask_prices
 from steelyard.environments.schema import CreatedNetwork, Endpoint, Environment
 from steelyard_base.checks import Check, Level
@@ -91,6 +92,7 @@ def check_account(aws: Aws, environment: Environment, prices: Mapping[str, Decim
     """
     yield account_check(aws.account(), environment)
     yield bootstrap_check(aws)
+    yield from permission_checks(aws, environment)
     yield from quota_checks(aws, environment)
     if isinstance(environment.network, CreatedNetwork):
         yield from zone_checks(aws, environment, environment.network.zones)

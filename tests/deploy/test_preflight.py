@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from steelyard.aws.session import Aws
 from steelyard.deploy import preflight
 from steelyard.deploy.local_cloud import reached
+from steelyard.deploy.permissions import permission_checks, policy_source
 from steelyard.deploy.preflight import Demand, Quota
 from steelyard.deploy.prices import hosting_price, read_prices
 from steelyard.environments.files import load_environment, parse_environment
@@ -112,6 +113,45 @@ def test_doctor_shows_what_a_new_account_lacks(account: LocalCloud, tmp_path: Pa
     assert costs
     assert all("USD a month with" in each for each in costs)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_the_caller_may_not_do_is_named(account: LocalCloud) -> None:
+    """Of a role, by the policies that it has; its session's ARN names neither its path nor its policies."""
+    iam, name = account.client("iam"), "operator"
+    trust = {"Effect": "Allow", "Principal": {"AWS": "arn:aws:iam::000000000000:root"}, "Action": "sts:AssumeRole"}
+    document = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
+    role = iam.create_role(RoleName=name, Path="/people/", AssumeRolePolicyDocument=document)["Role"]["Arn"]
+    allowed = ["iam:*", "sts:*", "cloudformation:Describe*", "ec2:*", "servicequotas:*", "tag:*", "sagemaker:*"]
+    statement = {"Effect": "Allow", "Action": allowed, "Resource": "*"}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    iam.put_role_policy(RoleName=name, PolicyName="it", PolicyDocument=policy)
+    keys = account.client("sts").assume_role(RoleArn=role, RoleSessionName="me")["Credentials"]
+    as_operator = {
+        **account.environment(),
+        "AWS_ACCESS_KEY_ID": keys["AccessKeyId"],
+        "AWS_SECRET_ACCESS_KEY": keys["SecretAccessKey"],
+        "AWS_SESSION_TOKEN": keys["SessionToken"],
+    }
+    with reached(as_operator):
+        assert policy_source(Aws("us-east-1")) == role
+        found = {each.name: each for each in permission_checks(Aws("us-east-1"), environment(a=CPU))}
+    assert {name: each.level for name, each in found.items()} == {
+        "may deploy with the CDK": Level.OK,
+        "may see and change stacks": Level.WARNING,
+        "may ask endpoints": Level.OK,
+        "may look around": Level.OK,
+    }
+    denied = found["may see and change stacks"]
+    assert denied.finding == "IAM's simulator denies " + ", ".join(
+        f"cloudformation:{each}"
+        for each in ("DeleteStack", "GetTemplate", "ListStackResources", "UpdateStack", "UpdateTerminationProtection")
+    )
+    assert role in denied.advice
+    iam.delete_role_policy(RoleName=name, PolicyName="it")
+    with reached(as_operator):
+        (unknown,) = permission_checks(Aws("us-east-1"), environment(a=CPU))
+    assert unknown.advice == "Allow iam:GetRole and iam:SimulatePrincipalPolicy."
+    iam.delete_role(RoleName=name)
 
 
 @pytest.mark.parametrize("words", [("--prices", "x.toml"), ("--local",)])

@@ -102,6 +102,27 @@ def test_scaling_is_checked(echo: str, caller: Callable[..., Callable[[str], Any
     assert denied(lambda: client.register_scalable_target(**where, MinCapacity=1, MaxCapacity=2))
 
 
+def test_a_model_is_made_by_who_may_pass_its_role(
+    furnished: Furnished, name: str, caller: Callable[..., Callable[[str], Any]]
+) -> None:
+    iam = furnished.cloud.client("iam")
+    role = iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(trust()))["Role"]["Arn"]
+    make = {"Action": "sagemaker:CreateModel", "Resource": "*"}
+    passed = {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
+    others = {"StringEquals": {"iam:PassedToService": "lambda.amazonaws.com"}}
+
+    def create(*statements: dict[str, Any]) -> None:
+        caller(make, *statements)("sagemaker").create_model(
+            ModelName=name, ExecutionRoleArn=role, PrimaryContainer={"Image": furnished.echo}
+        )
+
+    assert denied(create)
+    assert denied(lambda: create({"Action": "iam:PassRole", "Resource": role, "Condition": others}))
+    create({"Action": "iam:PassRole", "Resource": role, "Condition": passed})
+    furnished.sagemaker.delete_model(ModelName=name)
+    iam.delete_role(RoleName=name)
+
+
 def test_caller_without_a_policy_is_denied_everything(echo: str, caller: Callable[..., Callable[[str], Any]]) -> None:
     nobody = caller()
     assert denied(lambda: nobody("sagemaker-runtime").invoke_endpoint(EndpointName=echo, Body=b"{}"))
