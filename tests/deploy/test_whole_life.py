@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aws_cdk as cdk
 import pytest
-from world import PROCESSES, QUESTION, World, digest
+from world import PROCESSES, QUESTION, Assembled, World, digest
 
-from stacks.environment_app import add_environment, pinned_context
 from steelyard.aws.session import Aws
-from steelyard.cdk.program import Cdk
 from steelyard.deploy import adoption, deployment, kept, removal
 from steelyard.deploy.endpoints import stacks_of
 from steelyard.environments.files import parse_environment
@@ -37,7 +32,11 @@ REMOVED = "Steelyard-dev-Endpoint-removed"
 BUILT_ELSEWHERE = {"images": {"account": "000000000000", "repository": REPOSITORY}}
 ENDPOINT = {"kind": "decision", "threads": 1}
 ON_GRAVITON = {**ENDPOINT, "hardware": "graviton", "instance_type": "ml.c7g.xlarge"}
-SCALED = {"scaling": {"min_instances": 1, "max_instances": 3, "target_concurrency": 4}}
+SCALED = {
+    "instances": 2,
+    "rolling": {"percent": 50, "wait_s": 60},
+    "scaling": {"min_instances": 2, "max_instances": 3, "target_concurrency": 4},
+}
 FILES: dict[str, dict[str, Any]] = {
     "dev": {
         "removal_policy": "destroy",
@@ -61,25 +60,6 @@ def environment(name: str, **endpoint: Any) -> Environment:
     data = {"region": "us-east-1", "log_retention_days": 1, **FILES[name]}
     data["endpoints"] = {"decision": {**data["endpoints"]["decision"], **endpoint}}
     return parse_environment(data, name=name, source="the test")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assembled(Cdk):
-    """The CDK's command line, with templates that are made in this process."""
-
-    wanted: Environment
-    content: Release
-
-    def synth(self) -> None:
-        shutil.rmtree(self.assembly, ignore_errors=True)
-        app = cdk.App(
-            context=pinned_context(),
-            outdir=str(self.assembly),
-            analytics_reporting=False,
-            builtin_cloud_formation_validation=False,
-        )
-        add_environment(app, self.wanted, self.content)
-        app.synth()
 
 
 @dataclass(frozen=True)
@@ -140,10 +120,8 @@ class Life:
         removal.destroy(self.aws, wanted, self.cdk(wanted, release), self.said.append, note=self.said.append)
 
     def provide_model(self, aws: Aws, model: ReleasedModel, *, bucket: str) -> None:
-        own, s3 = self.world.wanted.model, aws.client("s3")
-        file = hashlib.sha256(own.path.read_bytes()).hexdigest()
-        s3.upload_file(str(own.path), bucket, model.key + own.path.name, ExtraArgs={"Metadata": {"sha256": file}})
-        s3.put_object(Bucket=bucket, Key=model.key + "model-manifest.json", Body=own.manifest)
+        assert model.key == self.world.wanted.model.key
+        self.world.publish(bucket, self.world.wanted.model)
 
     def provide_image(self, digest: str, *, repository: str) -> None:
         self.world.cloud.register_image(repository, digest)
@@ -193,6 +171,7 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
         yield Life(World(cloud, tmp_path / "world"), tmp_path)
 
 
+@pytest.mark.timeout(900)  # beside other work; half a dozen deployments of AWS's own command line take most of it
 def test_the_whole_life(life: Life, capfd: pytest.CaptureFixture[str]) -> None:
     assert life.left() == set()
     release = life.built()
@@ -258,9 +237,12 @@ def changes_of_a_scaled_endpoint(life: Life, release: Release, capfd: pytest.Cap
         cdk.deploy("Steelyard-prod-Endpoint-decision")
     assert "is scaled, and AWS changes no instance types under that; steelyard up" in capfd.readouterr().err
     assert (life.config("prod"), life.types("prod")) == (before, "ml.c7g.xlarge")
-    # An update of the release and of the types: two deployments.
+    # An update of the release and of the types, half of the instances at a time: two deployments.
     life.deploy(prod, life.built())
     assert life.types("prod") == "ml.c8g.xlarge"
+    serving = life.world.client("sagemaker").describe_endpoint(EndpointName="steelyard-prod-decision")
+    assert serving["LastDeploymentConfig"]["RollingUpdatePolicy"]["MaximumBatchSize"]["Value"] == 50
+    assert serving["ProductionVariants"][0]["CurrentInstanceCount"] == 2
     assert life.targets() == ["endpoint/steelyard-prod-decision/variant/primary"]
     assert [each for each in life.said if "first a deployment without its scaling" in each]
     # An update that fails is taken back.

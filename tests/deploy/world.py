@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ import aws_cdk as cdk
 import tiny_models
 from stacks.environment_app import add_environment, pinned_context
 from steelyard.cdk.nodejs import cdk_command, with_packaged_node
+from steelyard.cdk.program import Cdk
 from steelyard.environments.files import parse_environment
 from steelyard.environments.schema import Environment
 from steelyard.releases.manifest import Release, parse_release, sealed
@@ -135,6 +137,25 @@ class Wanted:
         return parse_release(self.release_data(), source="the test")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Assembled(Cdk):
+    """The CDK's command line, with templates that are made in this process."""
+
+    wanted: Environment
+    content: Release
+
+    def synth(self) -> None:
+        shutil.rmtree(self.assembly, ignore_errors=True)
+        app = cdk.App(
+            context=pinned_context(),
+            outdir=str(self.assembly),
+            analytics_reporting=False,
+            builtin_cloud_formation_validation=False,
+        )
+        add_environment(app, self.wanted, self.content)
+        app.synth()
+
+
 @dataclass(frozen=True)
 class Done:
     """A run of the CDK's command line."""
@@ -239,13 +260,16 @@ class World:
 
     def provide(self, wanted: Wanted) -> None:
         """Put the model into the bucket and the image into the registry, where they are missing."""
-        bucket, s3, model = self.bucket(), self.client("s3"), wanted.model
-        file = hashlib.sha256(model.path.read_bytes()).hexdigest()
-        s3.upload_file(str(model.path), bucket, model.key + model.path.name, ExtraArgs={"Metadata": {"sha256": file}})
-        s3.put_object(Bucket=bucket, Key=model.key + "model-manifest.json", Body=model.manifest)
+        self.publish(self.bucket(), wanted.model)
         known = self.client("ecr").list_images(repositoryName=REPOSITORY)["imageIds"]
         if wanted.image not in [each["imageDigest"] for each in known]:
             self.cloud.register_image(REPOSITORY, wanted.image)
+
+    def publish(self, bucket: str, model: Model) -> None:
+        """Put a model into a bucket."""
+        s3, file = self.client("s3"), hashlib.sha256(model.path.read_bytes()).hexdigest()
+        s3.upload_file(str(model.path), bucket, model.key + model.path.name, ExtraArgs={"Metadata": {"sha256": file}})
+        s3.put_object(Bucket=bucket, Key=model.key + "model-manifest.json", Body=model.manifest)
 
     def bucket(self) -> str:
         return self.outputs("Steelyard-dev-Artifacts")["BucketName"]
