@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from steelyard.commands import (
+    acceptance,
     bench,
     chat,
     cloud,
@@ -47,6 +48,7 @@ app.command("invoke")(invoke.command)
 app.command("down")(down.command)
 app.command("replay")(replay.command)
 app.command("sweep")(sweep.command)
+app.command("acceptance")(acceptance.command)
 app.add_typer(release.app, name="release")
 app.add_typer(cloud.app, name="cloud")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,19 @@ def parse_environment(data: Mapping[str, Any], *, name: str, source: str) -> Env
 
 
 def load_environment(name: str = DEFAULT, *, folder: Path = FOLDER) -> Environment:
-    """The environment in ``folder`` called ``name``.
+    """The environment in ``folder`` called ``name``, or the one of a file of its own.
+
+    Args:
+        name: Its name, or a path that ends in ``.toml``.
+        folder: Where environments are looked for by name.
 
     Raises:
         CommandError: There is no such file, it is not TOML, or its content is refused.
     """
     path = folder / f"{name}.toml"
+    if name.endswith(".toml"):
+        path = Path(name)
+        name = path.stem
     if not path.exists():
         raise CommandError(
             f"there is no environment {name!r}: {path} does not exist",
@@ -57,6 +65,26 @@ def load_environment(name: str = DEFAULT, *, folder: Path = FOLDER) -> Environme
         )
     data = read_toml(path, what="the environment file", code=ExitCode.USAGE)
     return parse_environment(data, name=name, source=str(path))
+
+
+def write_environment(environment: Environment, folder: Path) -> Path:
+    """Write an environment as the file that ``load_environment`` reads as the same, and return its path."""
+    fields = environment.model_dump(mode="json", exclude={"name"})
+    lines = [f"{_toml(key)} = {_toml(value)}\n" for key, value in fields.items() if value is not None]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{environment.name}.toml"
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = [f"{_toml(key)} = {_toml(each)}" for key, each in value.items() if each is not None]
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    # TOML's strings, numbers and booleans are written as JSON's are, but for one character.
+    return json.dumps(value).replace("\x7f", "\\u007f")
 
 
 def promotion_targets(environment: Environment, *, folder: Path = FOLDER) -> tuple[Environment, ...]:
