@@ -451,6 +451,7 @@ ENVIRONMENT_TABLES: dict[str, type] = {
     "[builds]": Builds,
     "[alarms]": Alarms,
     "[budget]": Budget,
+    "[gates]": Gates,
     "[endpoints.NAME]": Endpoint,
     "[endpoints.NAME], a place of instance_pool": PooledInstance,
     "[endpoints.NAME.hub]": HubModel,

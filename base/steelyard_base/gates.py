@@ -51,6 +51,22 @@ class Gates(Strict):
         Share | None,
         Field(description="Accuracy of the other evaluation less that of this one; needs `--against`."),
     ] = None
+    critical_findings_at_most: Annotated[
+        int | None,
+        Field(ge=0, description="Critical findings of ECR's scan of our images; judged by `release promote` alone."),
+    ] = None
+    high_findings_at_most: Annotated[
+        int | None, Field(ge=0, description="High findings of the same scan; judged by `release promote` alone.")
+    ] = None
+
+    @property
+    def of_evaluations(self) -> bool:
+        """Whether one of them limits a figure that only an evaluation has."""
+        return bool(self.model_dump(exclude_none=True).keys() - set(OF_SCANS))
+
+
+OF_SCANS = ("critical_findings_at_most", "high_findings_at_most")
+"""The limits of what a scan of images finds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +101,16 @@ def judge(gates: Gates, figures: dict[str, float | None]) -> list[GateResult]:
     Args:
         gates: The limits.
         figures: By the name of a limit without ``_at_least`` and ``_at_most``; None where a figure was not measured.
+            Limits of figures that it does not name are another judge's.
 
     Returns:
         One for each limit that is set. What was not measured keeps none.
     """
     found = []
     for gate in Gates.model_fields:
-        if (limit := getattr(gates, gate)) is None:
-            continue
         name, _, side = gate.partition("_at_")
+        if (limit := getattr(gates, gate)) is None or name not in figures:
+            continue
         figure = figures[name]
         kept = figure is not None and (figure >= limit if side == "least" else figure <= limit)
         found.append(GateResult(gate=gate, limit=limit, figure=figure, kept=kept))

@@ -36,11 +36,12 @@ class Aws:
 
     Args:
         region: The region of an environment.
+        profile: A profile of AWS's configuration files; what the environment variables say unless given.
     """
 
-    def __init__(self, region: str) -> None:
+    def __init__(self, region: str, *, profile: str | None = None) -> None:
         with aws_errors():
-            self._session = _boto3().Session(region_name=region)
+            self._session = _boto3().Session(region_name=region, profile_name=profile)
         self.region = region
         self._clients: dict[tuple[str, str], Any] = {}
 

@@ -35,6 +35,7 @@ AllowDirty = Annotated[bool, typer.Option("--allow-dirty", help="Also from chang
 AllowCritical = Annotated[
     bool, typer.Option("--allow-critical", help="Accept critical findings of our images' scan; the release says so.")
 ]
+Why = Annotated[str | None, typer.Option("--why", help="The reason, for the environment's record.")]
 
 # The local cloud.
 Home = Annotated[Path, typer.Option("--home", envvar="STEELYARD_CLOUD", help="Folder of the local cloud.")]

@@ -20,6 +20,7 @@ from steelyard.commands import (
     evaluation,
     invoke,
     model,
+    promotion,
     release,
     replay,
     serve,
@@ -49,6 +50,9 @@ app.command("down")(down.command)
 app.command("replay")(replay.command)
 app.command("sweep")(sweep.command)
 app.command("acceptance")(acceptance.command)
+release.app.command("promote")(promotion.promote)
+release.app.command("rollback")(promotion.rollback)
+release.app.command("log")(promotion.log)
 app.add_typer(release.app, name="release")
 app.add_typer(cloud.app, name="cloud")
 

@@ -23,6 +23,7 @@ from steelyard.commands.options import (
     Local,
     Port,
     ReleaseName,
+    Why,
 )
 from steelyard.deploy import deployment, local_cloud
 from steelyard.deploy.endpoints import DeployedEndpoint, deployed_endpoint, stacks_of
@@ -34,6 +35,7 @@ from steelyard.releases.assemble import Order, matching_release
 from steelyard.releases.bases import FILE, load_bases
 from steelyard.releases.manifest import FOLDER, SAMPLE, Release, load_release
 from steelyard.releases.plan import Plan, plan_for
+from steelyard.releases.record import Occasion, reason
 from steelyard.releases.served import all_served
 from steelyard.releases.source import read_checkout, read_source
 from steelyard.terminal import console, examples
@@ -68,6 +70,7 @@ def command(
     ] = True,
     bootstrap: Bootstrap = False,
     ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask each endpoint an example at the end.")] = True,
+    why: Why = None,
 ) -> None:
     """Deploy an environment with the CDK, ask its endpoints an example each, and say where everything is.
 
@@ -81,6 +84,7 @@ def command(
             "--build is for --local without --release: on AWS a release is built when none is named",
             code=ExitCode.USAGE,
         )
+    occasion = Occasion(why=reason(why))
     environment = load_environment(env)
     named = SAMPLE if release is None and local and not build else release
     manifest = None if named is None else load_release(named)
@@ -94,7 +98,7 @@ def command(
 
         def look() -> None:
             if check:
-                _check(aws, environment, local=local)
+                look_at(aws, environment, local=local)
             if not bootstrap:
                 agree_to_bootstrap(aws)
 
@@ -117,19 +121,21 @@ def command(
         manifest = manifest or load_release()
         cdk = Cdk(environment=env, release=release_reference(named or manifest.id), bases=bases.resolve())
         supplies = _supplies(environment, cloud if manifest.sample else None)
-        deployment.deploy(aws, environment, manifest, cdk, console.step, note=console.note, supplies=supplies)
+        deployment.deploy(
+            aws, environment, manifest, cdk, console.step, note=console.note, supplies=supplies, occasion=occasion
+        )
         removed = deployment.undeclared(aws, environment, cdk)
         console.note(f"deployed after {time.monotonic() - began:.0f} s")
         endpoints = {name: deployed_endpoint(aws, environment, name) for name in environment.endpoints}
         if ask:
-            _ask(aws, environment, manifest, endpoints)
+            ask_examples(aws, environment, manifest, endpoints)
             _notices(environment, manifest)
         console.heading("where everything is")
         console.rows(_places(aws, environment, endpoints, home=home if local else None))
     _advise(env, endpoints, local=local, deletions=[deployment.deletion(aws, stack) for stack in removed])
 
 
-def _check(aws: Aws, environment: Environment, *, local: bool) -> None:
+def look_at(aws: Aws, environment: Environment, *, local: bool) -> None:
     """Print how the account stands, and end here when something is in the way; nothing has been made yet.
 
     Of a local cloud, which costs nothing, only what is in the way is printed.
@@ -182,8 +188,14 @@ def _built(
     return made
 
 
-def _ask(aws: Aws, environment: Environment, release: Release, endpoints: Mapping[str, DeployedEndpoint]) -> None:
-    """The smoke test: an endpoint that does not answer fails the command."""
+def ask_examples(
+    aws: Aws, environment: Environment, release: Release, endpoints: Mapping[str, DeployedEndpoint]
+) -> None:
+    """Ask each endpoint an example and print the answer.
+
+    Raises:
+        CommandError: One does not answer.
+    """
     served = all_served(environment, release)
     for name, endpoint in endpoints.items():
         client = EndpointClient(endpoint.name, runtime=aws.runtime(EXAMPLE_S), timeout_s=EXAMPLE_S)

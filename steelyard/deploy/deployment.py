@@ -25,6 +25,7 @@ from steelyard.releases.checks import (
 )
 from steelyard.releases.compatibility import check_release
 from steelyard.releases.manifest import Release, ReleasedModel
+from steelyard.releases.record import Occasion, recorded
 from steelyard_base.exit_codes import CommandError, ExitCode
 
 BOOTSTRAP_STACK = "CDKToolkit"
@@ -95,10 +96,12 @@ def deploy(
     *,
     note: Say,
     supplies: Supplies | None = None,
+    occasion: Occasion | None = None,
 ) -> None:
     """Deploy everything. What is as it should be already is left as it is.
 
-    What the release names is looked for before anything of the endpoints changes; their stacks look again.
+    What the release names is looked for before anything of the endpoints changes; their stacks look again. From then on
+    the deployment is in the environment's record.
 
     Args:
         aws: Where to.
@@ -108,6 +111,7 @@ def deploy(
         say: Receives each step.
         note: Receives what a person should know beside the steps.
         supplies: Provides the models and images that are missing; None where they must be there.
+        occasion: What it is recorded as; a deployment without a reason unless given.
 
     Raises:
         CommandError: A model or an image is missing or differs, or a step failed. Run it again when the cause is gone:
@@ -125,11 +129,12 @@ def deploy(
         [each for each in found if each.state is not State.OK],
         what=f"release {release.id} cannot be deployed to {environment.name}",
     )
-    unscale(aws, environment, cdk, say)
-    say("cdk deploy --all")
-    cdk.deploy(adopt=bool(adopted(aws, environment)))
-    for name in environment.endpoints:
-        check_serving(aws, environment, release, name)
+    with recorded(aws, environment, release, bucket=bucket, occasion=occasion or Occasion()):
+        unscale(aws, environment, cdk, say)
+        say("cdk deploy --all")
+        cdk.deploy(adopt=bool(adopted(aws, environment)))
+        for name in environment.endpoints:
+            check_serving(aws, environment, release, name)
 
 
 def check_fixed(aws: Aws, environment: Environment) -> None:

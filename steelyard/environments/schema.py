@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from steelyard.environments.bucket_names import bucket_name_fault
 from steelyard.environments.container_settings import setting_faults
 from steelyard_base.exit_codes import CommandError
+from steelyard_base.gates import Gates
 from steelyard_base.strict import Listed, Named, Strict
 from steelyard_constructs.container_variables import (
     PORT_NAMES,
@@ -285,6 +286,10 @@ class Environment(Strict):
     builds: Annotated[Builds, Field(description="What CodeBuild makes here.")] = Builds()
     alarms: Annotated[Alarms, Field(description="Who hears of alarms.")] = Alarms()
     budget: Annotated[Budget | None, Field(description="A limit on the cost that warns.")] = None
+    gates: Annotated[
+        Gates | None,
+        Field(description="What the evaluations of a release must show before `release promote` brings it here."),
+    ] = None
     endpoints: Annotated[Mapping[Name, Endpoint], Field(description="The endpoints, by name.")] = Field(
         default_factory=dict
     )

@@ -399,14 +399,44 @@ def scan_summary(aws: Aws, environment: Environment, image: ReleasedImage) -> st
     """Summarize in a few words what ECR's scan found in one of our images."""
     from botocore.exceptions import ClientError
 
-    account, repository = own_registry(aws, environment)
     try:
-        said: dict[str, Any] = aws.client("ecr").describe_image_scan_findings(
-            registryId=account, repositoryName=repository, imageId={"imageDigest": image.digest}
-        )
+        said = _scan(aws, environment, image)
     except ClientError as error:
         return f"no result ({error_code(error)})"
-    counts = said.get("imageScanFindings", {}).get("findingSeverityCounts", {})
     status = str(said.get("imageScanStatus", {}).get("status", "unknown")).lower()
+    counts = _scan_counts(said)
     listed = ", ".join(f"{count} {severity.lower()}" for severity, count in sorted(counts.items())) or "nothing found"
     return f"{status}: {listed}"
+
+
+def scan_counts(aws: Aws, environment: Environment, image: ReleasedImage) -> Mapping[str, int] | None:
+    """Findings of ECR's scan of one of our images by severity, such as ``CRITICAL``; None without a finished scan.
+
+    Raises:
+        CommandError: ECR cannot be asked.
+    """
+    from botocore.exceptions import ClientError
+
+    with aws_errors():
+        try:
+            said = _scan(aws, environment, image)
+        except ClientError as error:
+            if error_code(error) in ("ScanNotFoundException", "ImageNotFoundException", "RepositoryNotFoundException"):
+                return None
+            raise
+    # ACTIVE is the state of a continuous scan of Inspector.
+    finished = said.get("imageScanStatus", {}).get("status") in ("COMPLETE", "ACTIVE")
+    return _scan_counts(said) if finished else None
+
+
+def _scan(aws: Aws, environment: Environment, image: ReleasedImage) -> Mapping[str, Any]:
+    account, repository = own_registry(aws, environment)
+    said: Mapping[str, Any] = aws.client("ecr").describe_image_scan_findings(
+        registryId=account, repositoryName=repository, imageId={"imageDigest": image.digest}
+    )
+    return said
+
+
+def _scan_counts(said: Mapping[str, Any]) -> Mapping[str, int]:
+    counts: Mapping[str, int] = said.get("imageScanFindings", {}).get("findingSeverityCounts", {})
+    return counts

@@ -106,7 +106,7 @@ def place(aws: Aws, served: Served, packed: Sequence[PackedDecision], *, bucket:
         copied[MODEL_MANIFEST] = served.model.manifest_sha256
         for name, sha256 in copied.items():
             if served.key + name not in there:
-                _copy(s3, bucket, source=served.model.key + name, target=served.key + name, sha256=sha256)
+                copy_object(s3, (bucket, served.model.key + name), (bucket, served.key + name), sha256=sha256)
         for name, body in bodies.items():
             if served.key + name not in there:
                 s3.put_object(
@@ -134,13 +134,13 @@ def _bodies(served: Served, packed: Sequence[PackedDecision]) -> dict[str, bytes
     return {name: here[of].files[file] for name, ((of, file), _) in served.decision_objects().items()}
 
 
-def _copy(s3: Any, bucket: str, *, source: str, target: str, sha256: str) -> None:
+def copy_object(s3: Any, source: tuple[str, str], target: tuple[str, str], *, sha256: str) -> None:
+    """Copy an object within S3, from one bucket and key to another, and record its sha256 there."""
     from boto3.s3.transfer import TransferConfig
 
     s3.copy(
-        {"Bucket": bucket, "Key": source},
-        bucket,
-        target,
+        {"Bucket": source[0], "Key": source[1]},
+        *target,
         ExtraArgs={"ChecksumAlgorithm": "SHA256", "Metadata": {"sha256": sha256}, "MetadataDirective": "REPLACE"},
         Config=TransferConfig(multipart_threshold=_LARGEST_COPY, multipart_chunksize=1 << 29),
     )
