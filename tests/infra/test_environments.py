@@ -504,7 +504,7 @@ def code_blocks(lines: list[str]) -> list[list[int]]:
     """Runs of lines that are commented out and would be TOML without the comment sign."""
     blocks: list[list[int]] = []
     for number, line in enumerate(lines):
-        if re.match(r"# (?:[a-z_]+ = |\[|\]|    \{)", line):
+        if re.match(r"# (?:[a-z0-9_]+ = |\[|\]|    \{)", line):
             if blocks and blocks[-1][-1] == number - 1:
                 blocks[-1].append(number)
             else:
