@@ -82,7 +82,7 @@ class Templates(Cdk):
         add_environment(app, ENVIRONMENTS[self.environment], load_release(self.release))
         app.synth()
 
-    def deploy(self, *stacks: str) -> None:
+    def deploy(self, *stacks: str, adopt: bool = False) -> None:
         if self.interrupted and not stacks:
             raise KeyboardInterrupt
         aws = Aws("us-east-1")
