@@ -21,6 +21,7 @@ from steelyard.commands import (
     invoke,
     model,
     promotion,
+    records,
     release,
     replay,
     serve,
@@ -47,6 +48,7 @@ app.command("demo")(demo.command)
 app.command("up")(up.command)
 app.command("invoke")(invoke.command)
 app.command("down")(down.command)
+app.command("records")(records.command)
 app.command("replay")(replay.command)
 app.command("sweep")(sweep.command)
 app.command("acceptance")(acceptance.command)

@@ -15,12 +15,14 @@ import pytest
 from world import DECISION as DECISION_ENDPOINT
 from world import World
 
+from live_server import eventually
 from registered_decisions import TEAMS, contract, write_decision
 from steelyard.aws.session import Aws
 from steelyard.deploy.local_cloud import reached
 from steelyard.releases.manifest import parse_release
 from steelyard.releases.packing import pack, place
 from steelyard.releases.served import served_by
+from steelyard_runtime.decisions.record import sha256_of_state
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DECISION = ["--state", "a refund", "--question", "is it true?", "--option", "yes=true", "--option", "no"]
@@ -40,6 +42,27 @@ def test_invoke_prints_a_decision(run: Run) -> None:
     assert "%" in done.stdout
     done = run("invoke", "decision", *DECISION, "--json")
     assert json.loads(done.stdout)["option_ids"] == ["yes", "no"]
+
+
+def test_what_an_endpoint_decided_is_recorded_and_counted(run: Run, world: World) -> None:
+    """Both leave a container without a network by its log; nobody else has the state."""
+    state = f"a refund of {os.getpid()}"
+    done = run("invoke", "decision", "--state", state, *DECISION[2:], "--json")
+    answer = json.loads(done.stdout)
+
+    cloudwatch = world.cloud.client("cloudwatch")
+    ours = {"Namespace": "Steelyard", "Dimensions": [{"Name": "EndpointName", "Value": DECISION_ENDPOINT}]}
+    assert eventually(
+        lambda: {"Requests", "Latency"} <= {each["MetricName"] for each in cloudwatch.list_metrics(**ours)["Metrics"]},
+        within_s=60,
+    )
+    done = run("records", "decision", "--hours", "1")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    (record,) = [each for each in lines if each["prompt_sha256"] == answer["prompt_sha256"]]
+    assert record["probabilities"] == answer["probabilities"]
+    assert record["state_sha256"] == sha256_of_state(state)
+    assert state not in done.stdout
 
 
 def test_invoke_takes_decisions_from_a_file_and_from_standard_input(run: Run) -> None:

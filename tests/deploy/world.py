@@ -173,7 +173,7 @@ class World:
         self._clients: dict[str, Any] = {}
         self._assemblies = 0
         self.models = 0
-        self.wanted = Wanted(self.model("llama"), digest())
+        self.wanted = Wanted(self.model("llama"), digest(), {"STEELYARD_DECISION_RECORDS": "log"})
         self.stands = False
 
     def client(self, service: str) -> Any:

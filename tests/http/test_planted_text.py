@@ -118,6 +118,7 @@ def test_planted_text_is_nowhere(model: Path) -> None:
     assert {"decision", "feedback", "metrics", "request", "ready"} <= {line["event"] for line in server.lines}
     assert len([line for line in server.lines if line["event"] == "decision"]) == 6
     assert PLANTED.lower() not in written.lower()
+    assert "recording_text" not in {line["event"] for line in server.lines}
 
 
 def test_texts_are_in_records_alone_where_they_are_asked_for(model: Path) -> None:

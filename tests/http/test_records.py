@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from starlette.testclient import TestClient
 
 from live_server import ServerProcess
@@ -87,11 +86,3 @@ def test_a_file_that_cannot_be_opened_ends_the_start(tmp_path: Path) -> None:
     server.start()
     assert server.wait_for("not_recording")["reason"].endswith("cannot be opened: No such file or directory.")
     assert server.process.wait(timeout=60) == 1
-
-
-@pytest.mark.parametrize("text", [True, False])
-def test_a_server_that_keeps_texts_says_so(text: bool, tmp_path: Path) -> None:
-    server = ServerProcess(model=tmp_path / "none.gguf", decision_records=tmp_path / "r.jsonl", record_text=text)
-    server.start()
-    server.wait_for("stopped")
-    assert any(line["event"] == "recording_text" for line in server.lines) is text
