@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 _EMPTY = frozenset({"meta", "link", "line", "rect", "circle", "polyline", "path", "br", "col"})
 _PICTURES = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {127: "\u2421"}
+# Marks that turn the direction of what follows, also of the page's own words.
+_TURNS = {code: f"[U+{code:04X}]" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 
 class Markup(str):
@@ -38,8 +40,8 @@ def el(tag: str, /, *inside: str | None, **attributes: str | float | None) -> Ma
 
 
 def text(said: str) -> Markup:
-    """Return text as markup: escaped, with control characters as pictures of themselves."""
-    return said if isinstance(said, Markup) else Markup(html.escape(said.translate(_PICTURES), quote=True))
+    """Return text as markup: escaped; characters that control or turn the text are shown by name."""
+    return said if isinstance(said, Markup) else Markup(html.escape(said.translate(_PICTURES | _TURNS), quote=True))
 
 
 def joined(parts: Iterable[str]) -> Markup:

@@ -83,7 +83,7 @@ def test_nothing_is_fetched_or_run(made: str) -> None:
 
 def test_what_strangers_wrote_is_text() -> None:
     texts = [each.text or "" for each in parsed(hostile()).iter("span")]
-    shown = HOSTILE.replace("\x00", "\u2400").replace("\x1b", "\u241b")
+    shown = HOSTILE.replace("\x00", "\u2400").replace("\x1b", "\u241b").replace("\u202e", "[U+202E]")
     assert texts.count(shown) >= 3, "state, moved answer and attack are there, whole"
     assert all(each.get("dir") == "auto" for each in parsed(hostile()).iter("span") if each.get("class") == "text")
 
