@@ -69,7 +69,7 @@ class Comparison:
         """A sentence on whether one is better."""
         points = f"{100 * self.accuracy.value:+.1f} points of accuracy"
         interval = f"{100 * self.accuracy.low:+.1f} to {100 * self.accuracy.high:+.1f}"
-        counts = f"{self.mended} answers became right and {self.broken} wrong"
+        counts = f"{self.mended} {'answer' if self.mended == 1 else 'answers'} became right and {self.broken} wrong"
         if not self.moved:
             return "No answer moved."
         if self.chance >= NOISE:
