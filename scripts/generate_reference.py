@@ -26,6 +26,7 @@ from steelyard.decisions.workflow import Baseline
 from steelyard.environments.schema import (
     Alarms,
     Artifacts,
+    Bootstrap,
     Budget,
     Builds,
     Caller,
@@ -446,6 +447,7 @@ ENVIRONMENT_TABLES: dict[str, type] = {
     "[encryption], kind aws": NoKey,
     "[encryption], kind existing": ExistingKey,
     "[encryption], kind created": CreatedKey,
+    "[bootstrap]": Bootstrap,
     "[artifacts]": Artifacts,
     "[images]": Images,
     "[builds]": Builds,

@@ -34,6 +34,7 @@ class EnvironmentStack(cdk.Stack):
             scope,
             environment.stack_name(part),
             env=cdk.Environment(account=environment.account, region=environment.region),
+            synthesizer=cdk.DefaultStackSynthesizer(qualifier=environment.bootstrap.qualifier),
             description=f"Steelyard, environment {environment.name}: {description}",
             termination_protection=environment.removal_policy == "retain",
         )

@@ -42,13 +42,19 @@ class Cdk:
     assembly: Path = ASSEMBLY
     root: Path = ROOT
 
-    def bootstrap(self, *, account: str, region: str) -> None:
+    def bootstrap(self, *, account: str, region: str, qualifier: str, stack: str) -> None:
         """Prepare an account and region for deployments by the CDK.
+
+        Args:
+            account: The account.
+            region: The region.
+            qualifier: The part of the names of what is made.
+            stack: The stack that makes it.
 
         Raises:
             CommandError: The CDK failed; what it said stands above.
         """
-        self._run("bootstrap", f"aws://{account}/{region}")
+        self._run("bootstrap", f"aws://{account}/{region}", "--qualifier", qualifier, "--toolkit-stack-name", stack)
 
     def synth(self) -> None:
         """Synthesize all stacks into ``assembly``, from which the other methods deploy and destroy.

@@ -83,7 +83,7 @@ def build(
     aws = Aws(environment.region)
     if stacks:
         if not bootstrap:
-            agree_to_bootstrap(aws)
+            agree_to_bootstrap(aws, environment)
         cdk = Cdk(environment=env, release=SAMPLE, bases=bases.resolve())
         bucket = deployment.prepare(aws, environment, cdk, console.step, note=console.note)
     else:

@@ -100,7 +100,7 @@ def command(
             if check:
                 look_at(aws, environment, local=local)
             if not bootstrap:
-                agree_to_bootstrap(aws)
+                agree_to_bootstrap(aws, environment)
 
         if plan is None:
             look()

@@ -28,8 +28,6 @@ from steelyard.releases.manifest import Release, ReleasedModel
 from steelyard.releases.record import Occasion, recorded
 from steelyard_base.exit_codes import CommandError, ExitCode
 
-BOOTSTRAP_STACK = "CDKToolkit"
-
 
 class Supplies(Protocol):
     """Provides what a release names and an environment does not have yet."""
@@ -66,9 +64,14 @@ def prepare(aws: Aws, environment: Environment, cdk: Cdk, say: Say, *, note: Say
         CommandError: A step failed. Run it again when the cause is gone: it goes on from there.
     """
     account = aws.account()
-    if not is_bootstrapped(aws):
+    if not is_bootstrapped(aws, environment):
         say(f"cdk bootstrap aws://{account}/{aws.region}")
-        cdk.bootstrap(account=account, region=aws.region)
+        cdk.bootstrap(
+            account=account,
+            region=aws.region,
+            qualifier=environment.bootstrap.qualifier,
+            stack=environment.bootstrap.stack,
+        )
     check_fixed(aws, environment)
     kept = adopted(aws, environment)
     for each in kept:
@@ -248,9 +251,9 @@ def deletion(aws: Aws, stack: Stack) -> str:
     return f"{unprotect if stack.protected else ''}aws cloudformation delete-stack {where}"
 
 
-def is_bootstrapped(aws: Aws) -> bool:
+def is_bootstrapped(aws: Aws, environment: Environment) -> bool:
     """Return whether the account and region are prepared for the CDK. A stack that others made is left as it is."""
-    stack = find_stack(aws, BOOTSTRAP_STACK)
+    stack = find_stack(aws, environment.bootstrap.stack)
     return stack is not None and stack.stands
 
 

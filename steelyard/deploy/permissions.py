@@ -36,7 +36,7 @@ def duties(aws: Aws, environment: Environment) -> tuple[Duty, ...]:
             name="deploy with the CDK",
             actions=("sts:AssumeRole",),
             resources=tuple(
-                f"{arn}:iam::{account}:role/cdk-hnb659fds-{role}-role-{account}-{aws.region}"
+                f"{arn}:iam::{account}:role/cdk-{environment.bootstrap.qualifier}-{role}-role-{account}-{aws.region}"
                 for role in ("deploy", "file-publishing", "lookup")
             ),
         ),

@@ -91,7 +91,7 @@ def check_account(aws: Aws, environment: Environment, prices: Mapping[str, Decim
         CommandError: There are no credentials.
     """
     yield account_check(aws.account(), environment)
-    yield bootstrap_check(aws)
+    yield bootstrap_check(aws, environment)
     yield from permission_checks(aws, environment)
     yield from quota_checks(aws, environment)
     if isinstance(environment.network, CreatedNetwork):
@@ -111,15 +111,16 @@ def account_check(found: str, environment: Environment) -> Check:
     )
 
 
-def bootstrap_check(aws: Aws) -> Check:
+def bootstrap_check(aws: Aws, environment: Environment) -> Check:
     """Return whether the CDK can deploy there."""
-    if is_bootstrapped(aws):
+    if is_bootstrapped(aws, environment):
         return Check(name="bootstrap", level=Level.OK, finding="the CDK's roles are there")
     return Check(
         name="bootstrap",
         level=Level.WARNING,
         finding="the CDK has not been bootstrapped here; that makes roles, one of them with administrator rights",
-        advice=f"steelyard up does it after asking, or: npx cdk bootstrap aws://{aws.account()}/{aws.region}",
+        advice=f"steelyard up does it after asking, or: npx cdk bootstrap aws://{aws.account()}/{aws.region} "
+        f"--qualifier {environment.bootstrap.qualifier} --toolkit-stack-name {environment.bootstrap.stack}",
     )
 
 

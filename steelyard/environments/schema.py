@@ -235,6 +235,17 @@ class Endpoint(DeclaredEndpoint):
         return self.model or self.kind
 
 
+class Bootstrap(Strict):
+    """The CDK's own roles and bucket, where an account has them under other names than the CDK's."""
+
+    qualifier: Annotated[
+        str, Field(pattern=r"^[a-z0-9]{1,10}$", description="The part of the names of the CDK's roles and bucket.")
+    ] = "hnb659fds"
+    stack: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9-]{0,127}$", description="The stack that made them.")] = (
+        "CDKToolkit"
+    )
+
+
 class Alarms(Strict):
     """The addresses that alarms are sent to."""
 
@@ -281,6 +292,7 @@ class Environment(Strict):
         Listed[Name],
         Field(description="Environments that a release built here goes to next; it holds what these need, too."),
     ] = ()
+    bootstrap: Annotated[Bootstrap, Field(description="The CDK's own roles and bucket.")] = Bootstrap()
     artifacts: Annotated[Artifacts, Field(description="The bucket of model artifacts.")] = Artifacts()
     images: Annotated[Images, Field(description="The registries that endpoints pull from.")] = Images()
     builds: Annotated[Builds, Field(description="What CodeBuild makes here.")] = Builds()

@@ -8,18 +8,19 @@ import typer
 
 from steelyard.aws.session import Aws
 from steelyard.deploy.deployment import is_bootstrapped
+from steelyard.environments.schema import Environment
 from steelyard.releases.checks import LOCAL_ACCOUNT
 from steelyard_base.exit_codes import CommandError, ExitCode
 
 
-def agree_to_bootstrap(aws: Aws) -> None:
+def agree_to_bootstrap(aws: Aws, environment: Environment) -> None:
     """Ask, unless the account is bootstrapped already, or is a local cloud's.
 
     Raises:
         CommandError: There is nobody to ask, or they do not agree.
     """
     account = aws.account()
-    if account == LOCAL_ACCOUNT or is_bootstrapped(aws):
+    if account == LOCAL_ACCOUNT or is_bootstrapped(aws, environment):
         return
     agreed = sys.stdin.isatty() and typer.confirm(
         f"The CDK is not bootstrapped in {account}, {aws.region}. It makes a bucket and roles there, one of them with "

@@ -263,11 +263,11 @@ def test_what_cannot_be_asked_is_said(account: LocalCloud) -> None:
 def test_nobody_is_bootstrapped_without_a_yes(account: LocalCloud, tmp_path: Path) -> None:
     """The CDK's roles may do anything; up and release build made them without a question."""
     with reached(account.environment()):
-        agree_to_bootstrap(Aws("us-east-1"))  # a local cloud's own account needs no question
+        agree_to_bootstrap(Aws("us-east-1"), environment())  # a local cloud's own account needs no question
     with (
         LocalCloud(tmp_path, account="111122223333") as other,
         reached(other.environment()),
         pytest.raises(CommandError, match="not bootstrapped in account 111122223333") as refused,
     ):
-        agree_to_bootstrap(Aws("us-east-1"))
+        agree_to_bootstrap(Aws("us-east-1"), environment())
     assert "--bootstrap" in (refused.value.hint or "")

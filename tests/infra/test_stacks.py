@@ -576,6 +576,12 @@ def test_an_existing_key_is_used() -> None:
     assert {group["KmsKeyId"] for group in groups} == {arn}
 
 
+def test_another_bootstrap_is_used_by_every_stack() -> None:
+    templates = templates_of(app_of(environment(bootstrap={"qualifier": "ours", "stack": "OurToolkit"})))
+    versions = {template["Parameters"]["BootstrapVersion"]["Default"] for template in templates.values()}
+    assert versions == {"/cdk-bootstrap/ours/version"}
+
+
 def test_a_named_bucket_has_its_name() -> None:
     artifacts = {"bucket_name": "example-steelyard-dev"}
     template = templates_of(app_of(environment(artifacts=artifacts)))["Artifacts"]
