@@ -108,7 +108,7 @@ def promote(
     if not yes:
         _agree(f"Deploy release {release.id} to {to} in account {there.aws.account()}, {target.region}?")
     if not bootstrap:
-        agree_to_bootstrap(there.aws)
+        agree_to_bootstrap(there.aws, target)
     promotion.tag(here, there, release, tell=console.note)
     supplies = FromSource(
         source=here.bucket(),
