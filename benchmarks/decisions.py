@@ -43,6 +43,7 @@ from steelyard_runtime.settings import load_settings
 SIZES = (40, 160, 240, 770)
 NO_OPTION = "none of these"
 """An option of this name has no text of its own to learn from."""
+WRONG = ALARMS = 0.02
 VARIANTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "bag of words": fitting.OF_WORDS,
     "head, hidden state alone": fitting.OF_STATE,
@@ -63,8 +64,27 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Some of several cases."""
+
+    some: int
+    of: int
+
+    def __str__(self) -> str:
+        """Share with its 95 % interval."""
+        low, high = metrics.wilson(self.some, self.of)
+        return f"{self.some / max(1, self.of):.3f} ({low:.3f} to {high:.3f})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Figures of one way on the test cases of one data set; ``cases`` is how many it was fitted on."""
+    """Figures of one way on the test cases of one data set; ``cases`` is how many it was fitted on.
+
+    ``automated`` counts the wrong ones among the answers that the threshold lets through which ``steelyard decision
+    fit`` would name for ``WRONG``: the held-out fit cases prove it. None pass where they prove none. ``found_out`` and
+    ``false_alarms`` are of ``NO_OPTION`` where its probability is above what ``ALARMS`` of the other held-out fit cases
+    reach.
+    """
 
     data: str
     way: str
@@ -74,6 +94,9 @@ class Result:
     log_loss: Interval
     ece: Interval
     wording: str = ""
+    automated: Share | None = None
+    found_out: Share | None = None
+    false_alarms: Share | None = None
 
 
 def read_task(folder: Path, name: str) -> Task:
@@ -129,12 +152,30 @@ def heads(task: Task, readers: Mapping[str, StateReader], *, progress: Progress)
         if wording not in tests:
             tests[wording] = read(wording, "test", task.texts["test"])
         for way, parts in VARIANTS.items():
-            head = validated[wording].linear(validated[wording].choose(*parts).calibration)
+            chosen = validated[wording].choose(*parts)
+            head = validated[wording].linear(chosen.calibration)
             judged = zip(tests[wording], task.texts["test"], strict=True)
             probabilities = np.array([head.apply(state, text).probabilities for state, text in judged])
             shown = "" if way == "bag of words" else wording
-            found.append(replace(result(task, way, size, probabilities), wording=shown))
+            figures = replace(result(task, way, size, probabilities), wording=shown)
+            found.append(with_policy(figures, task, chosen.probabilities, probabilities))
     return found
+
+
+def with_policy(figures: Result, task: Task, held_out: metrics.Array, judged: metrics.Array) -> Result:
+    """Add what thresholds do on the test cases that were set on the held-out fit cases."""
+    fitted, labels = task.labels["fit"][: len(held_out)], task.labels["test"]
+    least = metrics.operating_point(held_out, fitted, target_wrong=WRONG).probability or 2.0
+    passed = judged.max(axis=1) >= least
+    wrong = Share(some=int((judged.argmax(axis=1) != labels)[passed].sum()), of=int(passed.sum()))
+    if NO_OPTION not in task.options:
+        return replace(figures, automated=wrong)
+    out = task.options.index(NO_OPTION)
+    alarms = np.sort(held_out[fitted != out, out])[::-1]
+    told = judged[:, out] > alarms[int(ALARMS * len(alarms))]
+    found = Share(some=int(told[labels == out].sum()), of=int((labels == out).sum()))
+    false = Share(some=int(told[labels != out].sum()), of=int((labels != out).sum()))
+    return replace(figures, automated=wrong, found_out=found, false_alarms=false)
 
 
 def canary(cases: Sequence[layouts.Case], reader: StateReader, *, progress: Progress) -> list[Result]:
@@ -225,6 +266,17 @@ def markdown(results: Sequence[Result]) -> str:
         ]
         named = f"{each.data} | {each.cases or ''} | {each.way} | {each.wording}"
         lines.append(f"| {named} | {each.judged} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        f"| cases from | fitted on | way | automated, {WRONG:.0%} wrong | wrong | {NO_OPTION}: found | false alarms |",
+        "| --- | ---: | --- | ---: | --- | --- | --- |",
+    ]
+    for each in results:
+        if each.automated is not None:
+            shares = [each.automated, each.found_out or "", each.false_alarms or ""]
+            share = each.automated.of / each.judged
+            named = f"{each.data} | {each.cases} | {each.way} | {share:.3f}"
+            lines.append(f"| {named} | {' | '.join(map(str, shares))} |")
     return "\n".join(lines) + "\n"
 
 

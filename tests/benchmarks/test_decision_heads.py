@@ -10,7 +10,7 @@ import pytest
 from rich.progress import Progress
 
 from benchmarks import decisions
-from benchmarks.decisions import VARIANTS, canary, heads, majority, markdown, read_task, sizes_of
+from benchmarks.decisions import VARIANTS, canary, heads, majority, markdown, read_task, sizes_of, with_policy
 from benchmarks.layouts import Case
 from steelyard.decisions import fitting, metrics
 
@@ -88,3 +88,22 @@ def test_every_question_of_the_canary_has_a_head_by_state(task):
     assert {(each.data, each.way) for each in found} == {(name, way) for name in ("much", "more") for way in VARIANTS}
     assert all(each.judged == 12 for each in found)
     assert all(each.accuracy.value == 1.0 for each in found if each.way == "head, hidden state alone")
+
+
+def test_thresholds_are_set_on_fit_cases_and_judged_on_test_cases(task, monkeypatch):
+    out, labels = list(WORDS).index("none of these"), task.labels["test"]
+    held_out = np.full((12, 3), 0.1)
+    held_out[np.arange(12), task.labels["fit"]] = np.linspace(0.8, 0.91, 12)
+    judged = np.full((12, 3), 0.1)
+    judged[np.arange(12), labels] = 0.805
+    judged[1] = [0.7, 0.1, 0.1]  # not sure enough
+    wrong = int((labels[2] + 1) % 3)
+    judged[2] = 0.95 * np.eye(3)[wrong]  # sure and wrong
+    unproven = with_policy(majority(task), task, held_out, judged)
+    assert (unproven.automated.some, unproven.automated.of) == (0, 0)
+    monkeypatch.setattr(decisions, "WRONG", 0.3)  # what 12 cases can prove
+    found = with_policy(majority(task), task, held_out, judged)
+    assert (found.automated.some, found.automated.of) == (1, 11)
+    assert found.found_out.of == (labels == out).sum()
+    assert found.false_alarms.of == (labels != out).sum()
+    assert "| a | 12 | labels' shares | 0.917 | 0.091 (" in markdown([found])
