@@ -136,6 +136,30 @@ def test_a_decisions_line_says_what_happened(observed: Observed, decision: Any) 
     assert "engine_ms" in line
 
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize(
+    ("headers", "found"),
+    [
+        ({"traceparent": PARENT}, TRACE),
+        ({"X-Amzn-SageMaker-Custom-Attributes": f"caller=a;traceparent={PARENT}"}, TRACE),
+        ({"traceparent": PARENT, "X-Amzn-SageMaker-Custom-Attributes": f"traceparent={PARENT}"}, TRACE),
+        ({"traceparent": PARENT, "X-Amzn-SageMaker-Custom-Attributes": f"traceparent={PARENT[:-1]}0"}, None),
+        ({"traceparent": PARENT.upper()}, None),
+        ({"traceparent": f"{PARENT}-{SECRET}"}, None),
+        ({"traceparent": PARENT.replace(TRACE, "0" * 32)}, None),
+        ({"traceparent": PARENT.replace("00f067aa0ba902b7", "0" * 16)}, None),
+        ({"traceparent": PARENT.replace("00-", "ff-", 1)}, None),
+        ({}, None),
+    ],
+)
+def test_a_line_names_the_callers_trace(observed: Observed, headers: dict[str, str], found: str | None) -> None:
+    observed.client.get("/ping", headers=headers)
+    assert observed.lines()[0].get("trace_id") == found
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chats_line_counts_its_tokens(observed: Observed, chat: Any, stream: bool) -> None:
     observed.client.post("/v1/chat/completions", json={**chat, "stream": stream})

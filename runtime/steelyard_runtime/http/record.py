@@ -24,6 +24,7 @@ class RequestRecord:
     Attributes:
         request_id: Sent back in the response's headers.
         errors: How a problem is reported to this request.
+        trace_id: Of the caller's trace; None where it names none.
         contract: Name of the contract, ``"none"`` for routes without one and before dispatch.
         outcome: ``"ok"``, ``"client_left"`` or the name of an error kind.
         started: ``time.perf_counter()`` when its headers had arrived.
@@ -37,6 +38,7 @@ class RequestRecord:
 
     request_id: str
     errors: ErrorFormat[Any]
+    trace_id: str | None = None
     started: float = field(default_factory=time.perf_counter)
     contract: str = "none"
     outcome: str = OK

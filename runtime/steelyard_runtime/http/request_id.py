@@ -11,6 +11,8 @@ from starlette.datastructures import Headers
 ATTRIBUTES_HEADER = "x-amzn-sagemaker-custom-attributes"
 INVOCATIONS = "/invocations"
 """The path that SageMaker calls, and so the one whose answers carry that header."""
+TRACE_HEADER = "traceparent"
+_TRACE = re.compile(r"(?!ff)[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _SAFE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -28,6 +30,16 @@ def request_id_from(headers: Headers) -> str:
     given = set(attributes(headers, "request_id"))
     only = given.pop() if len(given) == 1 else ""
     return only if _SAFE.fullmatch(only) else uuid.uuid4().hex
+
+
+def trace_id_from(headers: Headers) -> str | None:
+    """Return the trace's id in the caller's ``traceparent`` (W3C), from its header or SageMaker's custom attributes.
+
+    None where there is none, where it is not well formed, or where several differ: a wrong one misleads.
+    """
+    given = {*headers.getlist(TRACE_HEADER), *attributes(headers, TRACE_HEADER)}
+    found = _TRACE.fullmatch(given.pop()) if len(given) == 1 else None
+    return None if found is None or not found["trace"].strip("0") else found["trace"]
 
 
 def response_headers(request_id: str, *, with_attributes: bool) -> list[tuple[bytes, bytes]]:

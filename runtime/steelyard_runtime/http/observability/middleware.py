@@ -19,7 +19,7 @@ from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.http.observability.logs import LineBudget, Repeats, describe_exception
 from steelyard_runtime.http.observability.metrics import Metrics
 from steelyard_runtime.http.record import RequestRecord, attach
-from steelyard_runtime.http.request_id import INVOCATIONS, request_id_from, response_headers
+from steelyard_runtime.http.request_id import INVOCATIONS, request_id_from, response_headers, trace_id_from
 from steelyard_runtime.http.responses import problem_response
 from steelyard_runtime.http.runtime import Runtime
 from steelyard_runtime.metrics_table import CLIENT_LEFT
@@ -57,7 +57,10 @@ class Observe:
             await self.app(scope, receive, send)
             return
         path = scope["path"]
-        record = RequestRecord(request_id=request_id_from(Headers(scope=scope)), errors=self._format_of(path))
+        headers = Headers(scope=scope)
+        record = RequestRecord(
+            request_id=request_id_from(headers), trace_id=trace_id_from(headers), errors=self._format_of(path)
+        )
         attach(scope, record)
         ids = response_headers(record.request_id, with_attributes=path == INVOCATIONS)
         status = 0
@@ -122,6 +125,8 @@ class Observe:
             "outcome": record.outcome,
             "duration_ms": round(duration_s * 1000, _DIGITS),
         }
+        if record.trace_id is not None:
+            line["trace_id"] = record.trace_id
         if record.queue_ms is not None:
             line["queue_ms"] = round(record.queue_ms, _DIGITS)
         if record.engine_ms is not None:
