@@ -71,7 +71,7 @@ def letters(task: Task, engine: Engine, *, part: str, count: int, progress: Prog
     """Ask the letters of the first cases; also the tokens of one."""
     model = engine.identity.model
     template, _ = choose(
-        "model" if model.chat_template else "plain",
+        load_settings().chat_template,
         default=model.chat_template,
         named=model.named_templates,
         bos_text=model.bos_text,
