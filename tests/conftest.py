@@ -51,6 +51,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("repeatable")
 
+# Rooms whose tests share what takes long to make (a cloud with an environment in it, images): one process runs each.
+# Those of real containers come first, because they take longest.
+FIRST = ("containers", "deploy", "releases")
+
 EMBEDDED_MODEL = "gemma-3-270m"
 LEFT_OUT = pytest.StashKey[str]()
 
@@ -63,6 +67,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
         config.stash[LEFT_OUT] = f"{len(left)} tests of real images were left out: {why}"
+    for item in items if config.pluginmanager.hasplugin("xdist") else ():
+        item.add_marker(pytest.mark.xdist_group(_one_process(item)))
+    items.sort(key=lambda item: FIRST.index(name) if (name := _one_process(item)) in FIRST else len(FIRST))
+
+
+def _one_process(item: pytest.Item) -> str:
+    """Name what is run by one process, in order: the tests of real containers, a room with a cloud, or a file."""
+    room = item.path.parent.name
+    if room == "images" or item.get_closest_marker("containers"):
+        return "containers"
+    return room if room in FIRST else str(item.path)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
