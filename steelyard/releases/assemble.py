@@ -46,7 +46,6 @@ from steelyard.releases.source import Checkout
 from steelyard.releases.tags import tag_images
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.hardware import Hardware
-from steelyard_runtime.prompt_identity import prompt_identities, wording_hashes
 
 MODEL_VARIABLES = ("MODEL_KEY", "MODEL_MANIFEST_SHA256")
 IMAGE_VARIABLES = (
@@ -335,6 +334,9 @@ def _content(
 
 def prompt_versions() -> list[dict[str, str]]:
     """The words around a decision: by readout and layout their version, and the hash that servers report of them."""
+    # The runtime's numpy; the command line starts without it.
+    from steelyard_runtime.prompt_identity import prompt_identities, wording_hashes
+
     questions = [
         {"name": f"{each.strategy} {each.layout}", "version": each.version, "sha256": each.sha256}
         for each in prompt_identities()

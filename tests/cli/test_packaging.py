@@ -86,3 +86,45 @@ def test_the_images_get_the_same_versions_and_no_command_line():
 
 def versions(found):
     return {name: block.split()[0] for name, block in found.items()}
+
+
+WITHOUT_EXTRAS = """
+import sys
+from importlib.metadata import packages_distributions, requires
+from packaging.requirements import Requirement
+
+kept, waiting = set(), ["steelyard"]
+while waiting:
+    name = waiting.pop()
+    if name in kept:
+        continue
+    kept.add(name)
+    for each in map(Requirement, requires(name) or []):
+        if each.marker is None or each.marker.evaluate({"extra": ""}):
+            waiting.append(each.name.lower().replace("_", "-"))
+foreign = {
+    module
+    for module, owners in packages_distributions().items()
+    if not kept & {owner.lower().replace("_", "-") for owner in owners}
+}
+
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in foreign:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+for module in [each for each in sys.modules if each.partition(".")[0] in foreign]:
+    del sys.modules[module]
+sys.meta_path.insert(0, Absent())
+assert {"numpy", "boto3", "aws_cdk", "llama_cpp"} <= foreign
+from steelyard.cli import main
+main()
+"""
+
+
+def test_the_command_line_starts_with_its_own_packages_alone():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "decision" in done.stdout
