@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,8 @@ class Texts:
             question = question_of(record) or self.questions.get(record.question_sha256)
             if question is None:
                 return f"the question with the hash {record.question_sha256[:12]} is not there"
+            # The request may have named it, or the server's setting.
+            question = replace(question, readout=record.readout)
         return DecisionRequest(state=state, questions=(question,), layout=record.layout)
 
 

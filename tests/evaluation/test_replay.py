@@ -53,7 +53,7 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """200 decisions of a real server, recorded without texts, and five with them, in another layout."""
+    """200 decisions of a real server, recorded without texts, and five with them, in another layout and readout."""
     folder = tmp_path_factory.mktemp("recorded")
     model = tiny_models.write("llama", folder / "model.gguf")
     engine = start_engine(load_settings(model=str(model), threads=1, context_tokens=512))
@@ -69,6 +69,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
             decision_records=str(path),
             record_text=text,
             layout="options-first" if text else "state-first",
+            readout="auto" if text else "letters-raw",
             log_level="error",
         )
         app = create_app(Runtime(settings=settings, services=build_services(settings, engine)))
