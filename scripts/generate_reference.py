@@ -85,6 +85,7 @@ from steelyard.releases.manifest import (
     Sbom,
 )
 from steelyard.releases.packing import pack
+from steelyard.releases.record import Event, Evidence
 from steelyard_base.exit_codes import MEANING
 from steelyard_base.gates import Gates
 from steelyard_base.strict import fields_of
@@ -490,6 +491,8 @@ def releases_page() -> str:
         "decision_contracts, one of them": ReleasedDecision,
         "decision_contracts.head": ReleasedHead,
         "prompts, calibrations, evaluation_reports, one of them": Part,
+        "an event of the record: releases/ENVIRONMENT/NUMBER.json in the bucket": Event,
+        "evidence, one of them": Evidence,
     }
     intro = "\n".join(
         [

@@ -11,12 +11,13 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
 import aws_cdk as cdk
 import pytest
-from world import PROCESSES, Model, digest
+from world import PROCESSES, Model, Wanted, digest
 
 import tiny_models
 from stacks.environment_app import add_environment, pinned_context
@@ -27,13 +28,13 @@ from steelyard.cdk.program import Cdk
 from steelyard.commands import promotion
 from steelyard.deploy import deployment
 from steelyard.deploy.local_cloud import reached
-from steelyard.deploy.promotion import FromSource, Place, check_running
+from steelyard.deploy.promotion import FromSource, Place, check_running, tag
 from steelyard.deploy.scaling import deployed_template
 from steelyard.environments import files
 from steelyard.environments.files import parse_environment
 from steelyard.environments.schema import Environment
 from steelyard.releases.manifest import Release, load_release, parse_release
-from steelyard.releases.record import newest_events
+from steelyard.releases.record import Occasion, newest_events, recorded, rollback_target
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_localcloud.cloud import LocalCloud
 
@@ -118,6 +119,7 @@ class Clouds:
         template = json.dumps({"Resources": {"Nothing": {"Type": "AWS::SNS::Topic"}}})
         cloud.client("cloudformation").create_stack(StackName="CDKToolkit", TemplateBody=template)
         self.image = digest()
+        self.models: dict[str, Model] = {}
         self.first = self.release("first", tiny_models.write("llama", folder / "one.gguf", seed=1))
         self.second = self.release("second", tiny_models.write("llama", folder / "two.gguf", seed=2))
         self.broken = self.release("broken", tiny_models.write_truncated(folder / "broken.gguf"))
@@ -132,7 +134,7 @@ class Clouds:
             "images": {"decision": {"cpu": {"digest": self.image, "architecture": "x86_64", "llama_cpp": "b10433"}}},
         }
         (self.folder / f"{name}.json").write_text(json.dumps(data))
-        setattr(self, f"{name}_model", model)
+        self.models[name] = model
         return parse_release(data, source="the test")
 
     def deploy(self, environment: str, name: str) -> None:
@@ -146,7 +148,7 @@ class Clouds:
         )
 
     def provide_model(self, aws: Aws, model: Any, *, bucket: str) -> None:
-        mine: Model = getattr(self, f"{model.name.removeprefix('tiny-')}_model")
+        mine = self.models[model.name.removeprefix("tiny-")]
         s3 = aws.client("s3")
         metadata = {"sha256": model.files[0].sha256}
         s3.upload_file(str(mine.path), bucket, model.key + mine.path.name, ExtraArgs={"Metadata": metadata})
@@ -334,3 +336,73 @@ def test_a_model_is_copied_from_where_it_was_or_published(clouds: Clouds) -> Non
     supplies = FromSource(source="nowhere", published=Published(), published_models=("tiny-first",))
     supplies.provide_model(clouds.aws, clouds.first.model("decision"), bucket="anywhere")
     assert Published.asked == ["tiny-first"]
+
+
+def test_images_are_tagged_where_they_are_pulled_from(clouds: Clouds) -> None:
+    release = parse_release(Wanted(clouds.models["first"], clouds.image).sealed_data(), source="the test")
+    for _ in range(2):  # a tag that is there stays
+        tag(clouds.place("dev"), clouds.place("staging"), release, tell=lambda _: None)
+    found = clouds.cloud.client("ecr").list_images(repositoryName="steelyard-dev")["imageIds"]
+    assert {each.get("imageTag"): each["imageDigest"] for each in found}[f"release-{release.id}-cpu"] == clouds.image
+
+
+def test_of_two_that_write_at_once_each_gets_a_number_and_nothing_is_overwritten(clouds: Clouds) -> None:
+    environment, bucket = ENVIRONMENTS["apart"], clouds.place("dev").bucket()
+
+    def deploy(release: Release) -> None:
+        with recorded(Aws("us-east-1"), environment, release, bucket=bucket, occasion=Occasion()):
+            pass
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(deploy, [clouds.first, clouds.second] * 2))
+    events = newest_events(clouds.aws, environment, bucket=bucket, most=100)
+    assert [each.number for each in events] == list(range(8, 0, -1))
+    assert sorted((each.release_id, each.outcome) for each in events) == sorted(
+        [(release, outcome) for release in ("first", "second") for outcome in ("begun", "done")] * 2
+    )
+
+
+def test_a_rollback_never_goes_forward(clouds: Clouds) -> None:
+    """Deployed a, b, c; back to b, and then to a; and one that was broken off is done again."""
+    environment, bucket = ENVIRONMENTS["strict"], clouds.place("dev").bucket()
+    releases = {name: clouds.first.model_copy(update={"id": name}) for name in "abc"}
+
+    def deploy(name: str, *, fails: bool = False, back: bool = False) -> None:
+        number = rollback_target(clouds.aws, environment, bucket=bucket).number if back else None
+        occasion = Occasion(action="rollback" if back else "deploy", returns_to=number)
+        with recorded(clouds.aws, environment, releases[name], bucket=bucket, occasion=occasion):
+            if fails:
+                raise CommandError("the container does not start")
+
+    def target() -> str:
+        return rollback_target(clouds.aws, environment, bucket=bucket).release_id
+
+    with pytest.raises(CommandError, match="no release before the first"):
+        target()
+    for name in "abbc":
+        deploy(name)
+    assert target() == "b"
+    with pytest.raises(CommandError, match="does not start"):
+        deploy("b", fails=True, back=True)
+    assert target() == "b"
+    deploy("b", back=True)
+    assert target() == "a"
+    with pytest.raises(CommandError, match="does not start"):
+        deploy("c", fails=True)
+    assert target() == "b"
+    with pytest.raises(CommandError, match="does not start"):
+        deploy("b", fails=True, back=True)
+    assert target() == "b"
+    deploy("b", back=True)
+    assert target() == "a"
+    deploy("a", back=True)
+    with pytest.raises(CommandError, match="no release before a"):
+        target()
+    (newest, *_) = newest_events(clouds.aws, environment, bucket=bucket, most=1)
+    assert (newest.action, newest.release_id, newest.outcome) == ("rollback", "a", "done")
+
+
+def test_a_reason_is_one_line_that_can_be_printed(run: Run) -> None:
+    for why in ("", "two\nlines", "x" * 501):
+        code, said = run("release", "rollback", "--env", "dev", "--yes", "--why", why)
+        assert (code, f"--why has {len(why)} characters" in said) == (ExitCode.USAGE, True)
