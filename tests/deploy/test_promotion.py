@@ -6,21 +6,22 @@ Templates go to CloudFormation without the CDK's command line, which other tests
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-import aws_cdk as cdk
 import pytest
 from world import PROCESSES, Model, Wanted, digest
 
 import tiny_models
-from stacks.environment_app import add_environment, pinned_context
+from environment_assemblies import app_of
 from steelyard import cli
 from steelyard.aws.cloudformation import find_stack
 from steelyard.aws.session import Aws
@@ -73,15 +74,23 @@ def environments() -> dict[str, Environment]:
 ENVIRONMENTS = environments()
 
 
+@cache
+def assembly(environment: str, manifest: str) -> str:
+    """The templates of an environment with a release, made once."""
+    release = parse_release(json.loads(manifest), source="the test")
+    folder: str = app_of(ENVIRONMENTS[environment], release).synth().directory
+    return folder
+
+
 class Templates(Cdk):
     """Deploys by CloudFormation itself."""
 
     interrupted: ClassVar[bool] = False
 
     def synth(self) -> None:
-        app = cdk.App(context=pinned_context(), outdir=str(self.assembly), analytics_reporting=False)
-        add_environment(app, ENVIRONMENTS[self.environment], load_release(self.release))
-        app.synth()
+        manifest = json.dumps(json.loads(Path(self.release).read_text()), sort_keys=True)
+        shutil.rmtree(self.assembly, ignore_errors=True)
+        shutil.copytree(assembly(self.environment, manifest), self.assembly)
 
     def deploy(self, *stacks: str, adopt: bool = False) -> None:
         if self.interrupted and not stacks:
