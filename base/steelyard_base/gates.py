@@ -61,7 +61,7 @@ class Gates(Strict):
 
     @property
     def of_evaluations(self) -> bool:
-        """Whether one of them limits a figure that only an evaluation has."""
+        """Tell whether one of them limits a figure that only an evaluation has."""
         return bool(self.model_dump(exclude_none=True).keys() - set(OF_SCANS))
 
 

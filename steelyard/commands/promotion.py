@@ -14,7 +14,6 @@ from rich.text import Text
 from steelyard.aws.session import Aws
 from steelyard.cdk.program import Cdk
 from steelyard.commands.options import Bootstrap, EnvironmentName, Json, Why
-from steelyard.commands.up import ask_examples, look_at
 from steelyard.deploy import deployment, promotion
 from steelyard.deploy.endpoints import deployed_endpoint
 from steelyard.deploy.promotion import FromSource, Place
@@ -37,6 +36,7 @@ from steelyard.releases.record import (
 from steelyard.terminal import console
 from steelyard.terminal.bootstrap import agree_to_bootstrap
 from steelyard.terminal.build_log import build_log
+from steelyard.terminal.deploying import ask_examples, look_at
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_base.gates import GateResult, Gates
 

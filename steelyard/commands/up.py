@@ -12,7 +12,6 @@ from rich.text import Text
 
 from steelyard.aws.session import Aws
 from steelyard.cdk.program import Cdk, release_reference
-from steelyard.client.sagemaker import EndpointClient
 from steelyard.commands.options import (
     AllowCritical,
     AllowDirty,
@@ -27,7 +26,6 @@ from steelyard.commands.options import (
 )
 from steelyard.deploy import deployment, local_cloud
 from steelyard.deploy.endpoints import DeployedEndpoint, deployed_endpoint, stacks_of
-from steelyard.deploy.preflight import check_account, known_prices
 from steelyard.deploy.supplies import FromCodeBuild, FromThisMachine
 from steelyard.environments.files import DEFAULT, load_environment, promotion_targets
 from steelyard.environments.schema import Environment
@@ -36,20 +34,16 @@ from steelyard.releases.bases import FILE, load_bases
 from steelyard.releases.manifest import FOLDER, SAMPLE, Release, load_release
 from steelyard.releases.plan import Plan, plan_for
 from steelyard.releases.record import Occasion, reason
-from steelyard.releases.served import all_served
 from steelyard.releases.source import read_checkout, read_source
 from steelyard.terminal import console, examples
 from steelyard.terminal.bootstrap import agree_to_bootstrap
 from steelyard.terminal.build_log import build_log
 from steelyard.terminal.building import build_with_log
-from steelyard.terminal.checks import show
-from steelyard_base.checks import Level
+from steelyard.terminal.deploying import ask_examples, look_at
 from steelyard_base.exit_codes import CommandError, ExitCode
 
 if TYPE_CHECKING:
     from steelyard_localcloud.details import CloudDetails
-
-EXAMPLE_S = 120.0
 
 
 def command(
@@ -135,16 +129,6 @@ def command(
     _advise(env, endpoints, local=local, deletions=[deployment.deletion(aws, stack) for stack in removed])
 
 
-def look_at(aws: Aws, environment: Environment, *, local: bool) -> None:
-    """Print how the account stands, and end here when something is in the way; nothing has been made yet.
-
-    Of a local cloud, which costs nothing, only what is in the way is printed.
-    """
-    console.step("looking at the account")
-    found = list(check_account(aws, environment, {} if local else known_prices(aws, environment)))
-    show([each for each in found if not local or each.level is Level.FAILED])
-
-
 def _supplies(environment: Environment, cloud: CloudDetails | None) -> deployment.Supplies:
     if cloud is not None:
         return FromThisMachine(cloud, progress=console.pull_bar)
@@ -186,25 +170,6 @@ def _built(
     made, path = build_with_log(aws, order, here=False, to=folder)
     console.note(f"release {made.id} is written to {path}{'; commit it' if folder == FOLDER else ''}")
     return made
-
-
-def ask_examples(
-    aws: Aws, environment: Environment, release: Release, endpoints: Mapping[str, DeployedEndpoint]
-) -> None:
-    """Ask each endpoint an example and print the answer.
-
-    Raises:
-        CommandError: One does not answer.
-    """
-    served = all_served(environment, release)
-    for name, endpoint in endpoints.items():
-        client = EndpointClient(endpoint.name, runtime=aws.runtime(EXAMPLE_S), timeout_s=EXAMPLE_S)
-        if endpoint.kind == "decision":
-            there = [each.name for each in served[name].decisions if each.name.startswith(f"{examples.REGISTERED}@")]
-            registered = examples.REGISTERED if there else None
-            examples.ask_decision(client, title=f"a decision by {endpoint.name}", registered=registered)
-        else:
-            examples.ask_chat(client, title=f"a chat with {endpoint.name}")
 
 
 def _notices(environment: Environment, release: Release) -> None:

@@ -18,7 +18,7 @@ from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_base.gates import GateResult, Gates
 
 BOUND = ("sha256", "llama_cpp", "binding", "runtime")
-"""What a server says of itself that an evaluation must have in common with it: the model's hash, and the code."""
+"""The parts of a server's own description that its evaluation must share: the model's hash, and the code."""
 
 
 @dataclass(frozen=True, kw_only=True)

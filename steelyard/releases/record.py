@@ -76,7 +76,7 @@ class Event(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Occasion:
-    """What a deployment is recorded as.
+    """The reason and the grounds of a deployment, as they are recorded.
 
     Attributes:
         action: The command.
