@@ -1,4 +1,4 @@
-"""How often decisions are right that nobody labelled a case for, on labelled cases of other people.
+"""Measure decisions that nobody labelled a case for, on labelled cases of other people.
 
     python -m benchmarks.zero_shot --data FOLDER --model FILE [--sets NAME,...] [--letters N] [--part test]
         [--threads N] [--json FILE] [--markdown FILE]

@@ -20,7 +20,7 @@ LIBRARIES = Path("/opt/llama.cpp/bin")
 BINDING = "llama-cpp-python"
 NEEDED = ("libllama.so", "libggml.so", "libggml-base.so")
 RECORD_OF_SOURCES = Path("/root/THIRD_PARTY_SOURCE_CODE_URLS")
-"""Where the AWS containers list what they were built from; llama.cpp is there with its tag."""
+"""The file in which AWS containers list what they were built from; llama.cpp is there with its tag."""
 
 
 class BaseImageError(Exception):
@@ -101,7 +101,7 @@ def check_build(wanted: str) -> None:
 
 
 def builds_of_base() -> Iterator[str]:
-    """What the base says of its llama.cpp, in each place where it may."""
+    """The base's own words on its llama.cpp, in each place where they may be."""
     if RECORD_OF_SOURCES.is_file():
         yield from re.findall(r"^llama\.cpp (b[0-9]+) ", RECORD_OF_SOURCES.read_text(encoding="utf-8"), re.MULTILINE)
     server = LIBRARIES / "llama-server"
@@ -174,7 +174,7 @@ def run(*command: object, environment: dict[str, str] | None = None) -> None:
 
 
 def output(*command: object) -> str:
-    """What a command prints."""
+    """The output of a command."""
     step = [str(part) for part in command]
     return subprocess.run(step, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603
 

@@ -1,4 +1,4 @@
-"""What endpoints in a VPC share: the VPC, where the environment asks for one, and their security group."""
+"""The network that endpoints in a VPC share: the VPC, where the environment asks for one, and their security group."""
 
 from __future__ import annotations
 

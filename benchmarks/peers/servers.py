@@ -91,7 +91,7 @@ class Peer:
 
 
 LETTERS = {"x_readout": "letters-raw"}
-"""What llama-server does: a layout is one of letters."""
+"""llama-server's part: a layout is one of letters."""
 PEERS = {
     peer.name: peer
     for peer in (

@@ -39,7 +39,7 @@ HERE = Path(__file__).parent
 TICKETS = HERE.parent / "workloads" / "ticket-routing.json"
 LETTER_LAYOUTS = ("state-first", "options-first")
 HEADS = {"head": True, "head-without-words": False}
-"""Whether a head may count words."""
+"""Tell whether a head may count words."""
 LAYOUTS = (*LETTER_LAYOUTS, *HEADS)
 WRITINGS = ("plain", "indented", "quoted", "fenced", "asked-again")
 CLEAN = "clean"

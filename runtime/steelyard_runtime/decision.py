@@ -130,7 +130,7 @@ class Ruling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shadowed:
-    """How a version that only is recorded would have answered.
+    """The answer of a version that is only recorded.
 
     Attributes:
         decision: ``NAME@VERSION`` that answered.

@@ -1,4 +1,4 @@
-"""How accuracy grows with labels, and what the next ones are worth."""
+"""The growth of accuracy with labels, and the worth of the next ones."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Fitted:
 
     @property
     def uses_words(self) -> bool:
-        """Whether the words improved the head."""
+        """Tell whether the words improved the head."""
         return self.linear.words is not None
 
 
@@ -467,7 +467,7 @@ class Part:
 
     @property
     def of_words(self) -> bool:
-        """Whether it looks at the words, and not at the hidden state."""
+        """Tell whether it looks at the words, and not at the hidden state."""
         return self.features is _of_words
 
 

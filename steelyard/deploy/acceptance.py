@@ -56,7 +56,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What the steps work on.
+    """The things that the steps work on.
 
     Attributes:
         aws: Where.
@@ -89,7 +89,7 @@ class Trial:
         )
 
     def described(self, name: str) -> dict[str, Any]:
-        """What SageMaker tells of an endpoint."""
+        """SageMaker's description of an endpoint."""
         with aws_errors():
             found: dict[str, Any] = self.aws.client("sagemaker").describe_endpoint(
                 EndpointName=self.environment.endpoint_name(name)

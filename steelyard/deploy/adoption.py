@@ -1,4 +1,4 @@
-"""What an earlier deployment kept under a name that the next one needs: adopted, or refused before anything is made.
+"""Things that an earlier deployment kept and the next one needs: adopted, or refused before anything is made.
 
 CloudFormation fails to make what exists. With ``--import-existing-resources`` it takes it over instead, where the
 template retains it; that is asked for only where the thing carries this environment's tag.

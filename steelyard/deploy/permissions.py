@@ -27,7 +27,7 @@ class Duty:
 
 
 def duties(aws: Aws, environment: Environment) -> tuple[Duty, ...]:
-    """What ``up``, ``down`` and ``invoke`` do with the caller's own rights; the rest is done by the CDK's roles."""
+    """The actions of ``up``, ``down`` and ``invoke`` by the caller's own rights; the CDK's roles do the rest."""
     arn, account = f"arn:{aws.partition()}", aws.account()
     here = f"{aws.region}:{account}"
     names = tuple(environment.endpoint_name(name) for name in environment.endpoints)

@@ -347,7 +347,7 @@ class Environment(Strict):
 
     @property
     def builds_or_stores(self) -> bool:
-        """Whether models or images are built here, or images kept: CloudFormation refuses a stack of nothing."""
+        """Tell whether models or images are built here, or images kept: CloudFormation refuses a stack of nothing."""
         return bool(self.builds.models or self.builds.images) or self.images.account is None
 
     def endpoint_name(self, name: str) -> str:

@@ -77,7 +77,7 @@ def _check_shadows(endpoint: Endpoint, served: Sequence[str]) -> None:
 
 
 def llama_cpp_version(build: str) -> str | None:
-    """What a build of llama.cpp calls itself; None where that is not known."""
+    """The name that a build of llama.cpp gives itself; None where that is not known."""
     return next((pair.llama_version for pair in table() if pair.llama_cpp == build), None)
 
 

@@ -1,4 +1,4 @@
-"""What a container is given: the files of its model, and the registered decisions beside it.
+"""The files that a container gets: those of its model, and the registered decisions beside it.
 
 SageMaker fetches one prefix into a container. CloudFormation has no field for a second one
 (``AdditionalModelDataSources``, which the API has), and a container in network isolation cannot fetch anything itself.
@@ -36,7 +36,7 @@ class Served:
 
     @property
     def key(self) -> str:
-        """Where both lie in each bucket: a prefix that ends in ``/``; the model's own where there are no decisions."""
+        """The place of both in each bucket: a prefix ending in ``/``; the model's own where there are no decisions."""
         if not self.decisions:
             return self.model.key
         listed = "".join(f"{name} {size} {sha256}\n" for name, (size, sha256) in sorted(self.objects().items()))

@@ -34,7 +34,7 @@ WORDING = WORDINGS["one-word-1"]
 TEMPERATURE = 0.09
 """Divides the likenesses. One for all decisions, chosen on labelled cases of three public sets and two models."""
 WORDS_SHARE = 0.25
-"""What the likeness of words counts beside the cosine of hidden states."""
+"""The weight of the likeness of words beside the cosine of hidden states."""
 WAY_OUT_NAMES = frozenset({"none of these", "none of the above", "none", "other", "something else"})
 """Names of a way out; case, and ``_`` or ``-`` for a space, do not count."""
 ANSWERS = frozenset({"yes", "no", "true", "false"})
@@ -134,7 +134,7 @@ def case_text(option: Option) -> str | None:
 
 
 def says_something(text: str) -> bool:
-    """Whether a text has enough letters for a state to be like it."""
+    """Tell whether a text has enough letters for a state to be like it."""
     return len("".join(filter(str.isalpha, text)).encode()) >= LEAST_LETTERS
 
 
@@ -197,7 +197,7 @@ def _option_words(texts: tuple[str, ...]) -> _OptionWords:
 
 
 def shared_words(state: str, texts: tuple[str, ...]) -> Array:
-    """How much the state's words and parts of words are those of each text, 0 to 2.
+    """The likeness of the state's words and parts of words to those of each text, 0 to 2.
 
     Where state and texts have more than ``MAX_TEXT_BYTES`` together, words are not counted: 0 for all of them.
 

@@ -79,7 +79,7 @@ class QuestionAsCase:
 
 
 def likeness(state: Array, question: Array, references: Array) -> float:
-    """How like the question a state is, in standard deviations of the reference texts' likeness; 0 if these are equal.
+    """The likeness of state and question, in standard deviations of the reference texts' likeness; 0 if these are equal.
 
     Args:
         state: Shape ``(embedding_size,)``.
@@ -106,7 +106,7 @@ def _answer(option: Option) -> str:
 
 
 def _case(question: Question) -> str:
-    """What yes stands for, where it is described; else the question."""
+    """The description of yes, where there is one; else the question."""
     for option in question.options:
         if _answer(option) == "yes" and (said := option.text[len(option.name) :].removeprefix(":").strip()):
             return said

@@ -130,7 +130,7 @@ class Strategy(Protocol):
         ...
 
     def refusal(self, question: Question) -> str:
-        """Why it cannot read a question, whatever the model; empty where it can."""
+        """The reason why it cannot read a question, whatever the model; empty where it can."""
         ...
 
     def on(self, template: Template, encode: Encode, *, max_options: int) -> Reader:

@@ -243,7 +243,7 @@ class DecisionService:
     def _shadowed(
         self, shadow: _Shadow, question: Question, answer: Answer, scores: dict[ScorePrompt, Score], *, state: str
     ) -> Shadowed:
-        """What a shadow says. Whatever goes wrong with it is recorded, and never the request's failure."""
+        """The answer of a shadow. Whatever goes wrong with it is recorded, and never the request's failure."""
         told, registration = answer.ruling, shadow.question.registration
         assert told is not None and registration is not None  # noqa: S101, PT018 - both are registered
         failed = Shadowed(decision=told.decision, shadow=registration.name, outcome="failed")
