@@ -79,7 +79,7 @@ class QuestionAsCase:
 
 
 def likeness(state: Array, question: Array, references: Array) -> float:
-    """The likeness of state and question, in standard deviations of the reference texts' likeness; 0 if these are equal.
+    """The likeness of state and question, in standard deviations of the reference texts' likeness; 0 if equal.
 
     Args:
         state: Shape ``(embedding_size,)``.
