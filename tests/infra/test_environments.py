@@ -148,7 +148,15 @@ def test_settings_that_the_server_takes_are_accepted(monkeypatch: pytest.MonkeyP
     [
         name
         for name in Settings.model_fields
-        if name not in {"model", "host", "gpu_layers", "port", "decisions_sha256"}  # the endpoint sets them itself
+        if name
+        not in {
+            "model",
+            "host",
+            "gpu_layers",
+            "port",
+            "decisions_sha256",
+            "endpoint_name",
+        }  # the endpoint sets them itself
     ],
 )
 def test_every_setting_of_the_server_can_be_given_its_default(name: str) -> None:
