@@ -251,18 +251,25 @@ def test_a_release_without_evidence_or_with_a_missed_gate_is_refused(clouds: Clo
     assert not [name for name in names if name.startswith(tuple(f"Steelyard-{each}" for each in ("strict", "apart")))]
 
 
-def test_what_was_changed_behind_the_stack_is_not_promoted(clouds: Clouds, run: Run, evidence: Path) -> None:
-    """The stack names the release, and another model runs: its configuration was changed by hand."""
-    sagemaker, endpoint = clouds.cloud.client("sagemaker"), "steelyard-dev-decision"
-    config = sagemaker.describe_endpoint(EndpointName=endpoint)["EndpointConfigName"]
-    variants = sagemaker.describe_endpoint_config(EndpointConfigName=config)["ProductionVariants"]
-    sagemaker.create_endpoint_config(EndpointConfigName="by-hand", ProductionVariants=variants)
-    for name in ("by-hand", config):
-        sagemaker.update_endpoint(EndpointName=endpoint, EndpointConfigName=name)
-        sagemaker.get_waiter("endpoint_in_service").wait(EndpointName=endpoint, WaiterConfig={"Delay": 1})
-        if name == "by-hand":
-            code, said = promoted(run, "staging", "--evidence", evidence)
-            assert (code, "the configuration by-hand is in service" in said) == (ExitCode.FAILED, True)
+def test_what_runs_is_looked_at_and_not_only_what_was_deployed(clouds: Clouds) -> None:
+    """The stack names the release, and its model is another: by its files, and by what the server says of itself."""
+    place, model = clouds.place("dev"), clouds.first.model("decision")
+    assert check_running(place, clouds.first)["decision"]["sha256"] == model.weights_sha256
+    (file,) = model.files
+    for other, said in (
+        (
+            model.model_copy(update={"key": f"models/other/{'0' * 64}/"}),
+            "has the files s3://.*models/tiny-first/.*, and",
+        ),
+        (
+            model.model_copy(update={"files": (file.model_copy(update={"sha256": "0" * 64}),)}),
+            "says that it has the model",
+        ),
+    ):
+        with pytest.raises(CommandError, match=said):
+            check_running(place, clouds.first.model_copy(update={"models": {"decision": other}}))
+    with pytest.raises(CommandError, match="was deployed with release first, not with second"):
+        check_running(place, clouds.second)
 
 
 def test_promoted_twice_interrupted_killed_and_rolled_back(
