@@ -11,6 +11,8 @@ from steelyard_base.exit_codes import CommandError, ExitCode
 
 Json = dict[str, Any]
 PARTS = ("state", "question", "options")
+BESIDE = ("layout", "readout")
+"""Fields of a request that hold for all of its decisions."""
 
 
 def usage(message: str, hint: str | None = None) -> CommandError:
@@ -107,12 +109,12 @@ class Asked:
     Attributes:
         listed: Whether it is a list, of one decision too.
         decisions: Each with its id, state, question and options.
-        layouts: Of the prompt of each; None for the server's own.
+        beside: The fields of the request that each is asked in; without those that are the server's own.
     """
 
     listed: bool
     decisions: list[Json]
-    layouts: list[Any]
+    beside: list[Json]
 
 
 def request_body(
@@ -122,25 +124,37 @@ def request_body(
     question: str | None = None,
     options: list[str] | None = None,
     layout: str | None = None,
+    readout: str | None = None,
 ) -> Json:
     """Return the body of one request: the document, with flags in place of what it says.
 
     Raises:
-        CommandError: As ``decisions_of``, or the decisions want different layouts.
+        CommandError: As ``decisions_of``, or the decisions want different layouts or readouts.
     """
-    return body_of(decisions_of(document, state=state, question=question, options=options, layout=layout))
+    found = decisions_of(document, state=state, question=question, options=options, layout=layout, readout=readout)
+    return body_of(found)
 
 
 def body_of(found: Asked) -> Json:
     """Return decisions about one state as the body of one request.
 
     Raises:
-        CommandError: They want different layouts.
+        CommandError: They want different layouts or readouts.
     """
-    if any(each != found.layouts[0] for each in found.layouts):
-        raise usage("the decisions of one request have one layout, and these have several")
     body: Json = {"decisions": found.decisions} if found.listed else {"decision": found.decisions[0]}
-    return body if found.layouts[0] is None else {**body, "layout": found.layouts[0]}
+    return body | common(found.beside, of="one request")
+
+
+def common(beside: list[Json], *, of: str) -> Json:
+    """Return the fields beside decisions that are asked together.
+
+    Raises:
+        CommandError: They want different layouts or readouts.
+    """
+    for name in BESIDE:
+        if any(each.get(name) != beside[0].get(name) for each in beside):
+            raise usage(f"the decisions of {of} have one {name}, and these have several")
+    return beside[0]
 
 
 def decisions_of(
@@ -151,6 +165,7 @@ def decisions_of(
     question: str | None = None,
     options: list[str] | None = None,
     layout: str | None = None,
+    readout: str | None = None,
 ) -> Asked:
     """Return the decisions of a document, with flags in place of what it says.
 
@@ -161,6 +176,7 @@ def decisions_of(
         question: Replaces the question of every decision.
         options: ``id=description`` each; replace the options of every decision.
         layout: Replaces the layout of every decision.
+        readout: Replaces the readout of every decision.
 
     Raises:
         CommandError: Something that a decision needs is in neither, or a registered decision is given a question.
@@ -182,10 +198,19 @@ def decisions_of(
     filled = [{"id": f"{name}-{n}" if many else name} | d | changes for n, d in enumerate(decisions, 1)]
     for decision in filled:
         _check_parts(decision)
-    layouts = [decision.pop("layout", outer) if layout is None else layout for decision in filled]
-    for decision in filled:
-        decision.pop("layout", None)
-    return Asked(listed=many, decisions=filled, layouts=layouts)
+    flags = {"layout": layout, "readout": readout}
+    beside = [_beside(outer, decision, flags) for decision in filled]
+    return Asked(listed=many, decisions=filled, beside=beside)
+
+
+def _beside(outer: Json, decision: Json, flags: Json) -> Json:
+    """Take the fields out of a decision that belong beside it; a flag goes before them, they before the document's."""
+    found = {}
+    for name in BESIDE:
+        said = decision.pop(name, outer.get(name))
+        if (value := said if flags[name] is None else flags[name]) is not None:
+            found[name] = value
+    return found
 
 
 def _check_parts(decision: Json) -> None:
@@ -207,18 +232,18 @@ def _check_parts(decision: Json) -> None:
         raise usage(f"in the decision {decision['id']!r}, {' and '.join(empty)} {verb} empty")
 
 
-def _decisions(document: Any) -> tuple[bool, list[Json], Any]:
-    """Return whether it is a list, the decisions, and the layout beside them."""
+def _decisions(document: Any) -> tuple[bool, list[Json], Json]:
+    """Return whether it is a list, the decisions, and the fields beside them."""
     if document is None:
-        return False, [{}], None
+        return False, [{}], {}
     found: Any = document
-    layout = None
+    beside: Json = {}
     if isinstance(document, dict) and ("decision" in document or "decisions" in document):
-        layout = document.get("layout")
-        inner = [name for name in document if name != "layout"]
+        beside = {name: document[name] for name in BESIDE if name in document}
+        inner = [name for name in document if name not in BESIDE]
         if len(inner) != 1:
             raise usage(
-                "a body has one of 'decision' and 'decisions', and 'layout' beside it; "
+                "a body has one of 'decision' and 'decisions', and 'layout' and 'readout' beside it; "
                 f"this one has {', '.join(document)}"
             )
         found = document[inner[0]]
@@ -226,4 +251,4 @@ def _decisions(document: Any) -> tuple[bool, list[Json], Any]:
     decisions = found if isinstance(found, list) else [found]
     if not decisions or not all(isinstance(decision, dict) for decision in decisions):
         raise usage("the file must hold a decision (an object) or a list of decisions")
-    return many, decisions, layout
+    return many, decisions, beside

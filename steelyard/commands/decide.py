@@ -11,6 +11,7 @@ from steelyard.client.http import DEFAULT_URL, Client
 from steelyard.commands.options import (
     AsJson,
     ChosenLayout,
+    ChosenReadout,
     Concurrency,
     IdField,
     Options,
@@ -42,6 +43,7 @@ def command(
     question: Question = None,
     option: Options = None,
     layout: ChosenLayout = None,
+    readout: ChosenReadout = None,
     states: States = None,
     states_format: StatesFormat = None,
     state_field: StateField = None,
@@ -78,6 +80,7 @@ def command(
         question=question,
         option=option,
         layout=layout,
+        readout=readout,
         flags=flags,
     )
     decisions.answer(lambda: Client(url, timeout_s=timeout), asked, flags, as_json=as_json)

@@ -87,6 +87,7 @@ def evaluate(
         bool, typer.Option("--zero-shot", help="Ask question and options as if nobody had registered them.")
     ] = False,
     layout: options.ChosenLayout = None,
+    readout: options.ChosenReadout = None,
     reversed_cases: Annotated[
         int,
         typer.Option("--reversed", min=0, help="Cases asked with the options reversed; none of a registered decision."),
@@ -136,10 +137,11 @@ def evaluate(
     _refuse_seen(subject, found)
     other, gates = _read_further(against, gate)
     _require_folders(out, html)
+    beside = {name: value for name, value in (("layout", layout), ("readout", readout)) if value is not None}
     extent = asking.Extent(
-        reversed=reversed_cases, again=again, attacked=attacks, layout=layout, concurrency=concurrency
+        reversed=reversed_cases, again=again, attacked=attacks, beside=beside, concurrency=concurrency
     )
-    sha256 = asking.asked_sha256(subject, found.cases, f"{kind} {target}", layout)
+    sha256 = asking.asked_sha256(subject, found.cases, f"{kind} {target}", beside)
     with (
         journal(out, asked_sha256=sha256) as kept,
         _client(kind, target, subject, env=env, threads=threads, context_tokens=context_tokens, timeout=timeout,

@@ -41,6 +41,7 @@ def command(
     question: options.Question = None,
     option: options.Options = None,
     layout: options.ChosenLayout = None,
+    readout: options.ChosenReadout = None,
     states: options.States = None,
     states_format: options.StatesFormat = None,
     state_field: options.StateField = None,
@@ -86,6 +87,7 @@ def command(
         "--question": question,
         "--option": option,
         "--layout": layout,
+        "--readout": readout,
         "--states": states,
         "--states-format": states_format,
         "--state-field": state_field,
@@ -106,6 +108,7 @@ def command(
             question=question,
             option=option,
             layout=layout,
+            readout=readout,
             flags=flags,
         )
         decisions.answer(lambda: nullcontext(client), asked, flags, as_json=as_json)

@@ -100,6 +100,13 @@ ChosenLayout = Annotated[
     Literal["state-first", "options-first"] | None,
     typer.Option("--layout", help="What comes first in the prompt; unless given the file's, else the server's own."),
 ]
+ChosenReadout = Annotated[
+    str | None,
+    typer.Option(
+        "--readout",
+        help="The way to read the answer, such as letters-raw; unless given the file's, else the server's own.",
+    ),
+]
 
 # Chats.
 System = Annotated[str | None, typer.Option("--system", help="Instructions for the model.")]

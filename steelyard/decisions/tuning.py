@@ -115,7 +115,7 @@ def next_version(text: str, contract: Contract, wording: str) -> tuple[str, Cont
         wording: Name of a wording.
     """
     changed = workflow.with_wording(contract, wording).model_copy(update={"version": contract.version + 1})
-    lines = re.sub(r"(?m)^version\s*=\s*\d+", f"version = {changed.version}", text, count=1)
+    lines = re.sub(r"(?m)^version\s*=\s*[0-9]+", f"version = {changed.version}", text, count=1)
     named = f'wording = "{wording}"'
     if re.search(r"(?m)^wording\s*=", lines):
         lines = re.sub(r'(?m)^wording\s*=\s*"[^"\n]*"', named, lines, count=1)

@@ -393,7 +393,7 @@ STEPS: tuple[Step, ...] = (
         name="quota",
         question="In which words is more than the quota refused?",
         work=_quota,
-        rehearsed=r"^The account-level service limit '.*' is \d+ Instances, with current utilization of \d+ Instances",
+        rehearsed=r"^The account-level service limit '.*' is [0-9]+ Instances, with current utilization of [0-9]+ ",
     ),
     Step(name="update", question="Does an update reach the endpoint?", work=_update),
     Step(

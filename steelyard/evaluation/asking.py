@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,14 +31,14 @@ class Extent:
         reversed: With the options reversed; a registered decision has one order, so none.
         again: As they were.
         attacked: With each attack of the suite.
-        layout: Of the prompt; None for the server's own.
+        beside: Further fields of the requests, such as their layout.
         concurrency: Requests under way together.
     """
 
     reversed: int
     again: int
     attacked: int
-    layout: str | None
+    beside: Mapping[str, str]
     concurrency: int
 
 
@@ -71,11 +71,11 @@ class _Wanted:
     backwards: bool = False
 
 
-def asked_sha256(subject: Subject, cases: Sequence[Case], target: str, layout: str | None) -> str:
+def asked_sha256(subject: Subject, cases: Sequence[Case], target: str, beside: Mapping[str, str]) -> str:
     """Return the hash of what decides the answers of an evaluation."""
     contract = subject.contract.sha256 if subject.contract else None
     rows = [[case.text, case.label] for case in cases]
-    said = json.dumps([subject.asked(), contract, rows, target, layout], ensure_ascii=False, sort_keys=True)
+    said = json.dumps([subject.asked(), contract, rows, target, beside], ensure_ascii=False, sort_keys=True)
     return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -141,7 +141,7 @@ class _Asking:
         done, errors = len(wanted) - len(left), {}
         if wanted:
             self.step(stage, done, len(wanted))
-        rows = (Ask(index, each.state, [each.decision], self.extent.layout) for index, each in enumerate(left))
+        rows = (Ask(index, each.state, [each.decision], self.extent.beside) for index, each in enumerate(left))
         for (outcome,) in ask_all(self.client, rows, concurrency=self.extent.concurrency):
             each = left[outcome.row.id]
             if outcome.error is not None:

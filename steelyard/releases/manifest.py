@@ -46,7 +46,7 @@ MODEL_MANIFEST = "model-manifest.json"
 IMAGE_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 """The media type that SageMaker takes: one image for one platform, in Docker's format. It refuses OCI's."""
 
-_SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\.gguf$")
+_SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}\.gguf\Z")
 
 # Not part of what a release is: its name follows from the rest, and a note is for people.
 _NOT_CONTENT = ("id", "note")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -42,14 +42,14 @@ class Ask:
         id: Names the row.
         state: What is decided on.
         decisions: Without ``state``; each has an ``id``.
-        layout: The prompt's; None for the server's own.
+        beside: Further fields of the request, such as its layout.
         size: Bytes that the row takes, for the limit of a block.
     """
 
     id: Any
     state: Any
     decisions: Sequence[Json]
-    layout: str | None = None
+    beside: Mapping[str, Any] = field(default_factory=dict)
     size: int = 0
 
 
@@ -127,7 +127,7 @@ def _submit(workers: _Workers, block: Sequence[Ask]) -> list[tuple[Ask, list[Fut
     requests: dict[str, tuple[Ask, list[tuple[Json, Future[Json | RequestError]]]]] = {}
     asked = []
     for row in block:
-        state = _canonical([row.state, row.layout])
+        state = _canonical([row.state, row.beside])
         futures = []
         for decision in row.decisions:
             key = state, _canonical({name: each for name, each in decision.items() if name != "id"})
@@ -157,8 +157,7 @@ class _Request:
             decision | {"id": str(number), "state": self.row.state}
             for number, (decision, _) in enumerate(self.decisions, 1)
         ]
-        layout = {} if self.row.layout is None else {"layout": self.row.layout}
-        return layout | ({"decisions": filled} if len(filled) > 1 else {"decision": filled[0]})
+        return dict(self.row.beside) | ({"decisions": filled} if len(filled) > 1 else {"decision": filled[0]})
 
 
 class _Workers:

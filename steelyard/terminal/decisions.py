@@ -24,6 +24,7 @@ def asked_by(
     question: str | None,
     option: list[str] | None,
     layout: str | None,
+    readout: str | None,
     flags: many.Many,
 ) -> Asked:
     """Return what a file and flags ask; a flag replaces what the file says.
@@ -39,7 +40,9 @@ def asked_by(
         raise usage("--states gives the states; leave --state and --state-file out")
     # The state of each row takes the place of this one.
     given = "row" if flags.states is not None else _state(state, state_file)
-    return decisions_of(_document(file), state=given, use=use, question=question, options=option, layout=layout)
+    return decisions_of(
+        _document(file), state=given, use=use, question=question, options=option, layout=layout, readout=readout
+    )
 
 
 def answer(connect: many.Connect, asked: Asked, flags: many.Many, *, as_json: bool) -> None:
@@ -47,8 +50,8 @@ def answer(connect: many.Connect, asked: Asked, flags: many.Many, *, as_json: bo
     if flags.as_rows:
         many.ask_rows(connect, asked, flags, whole=as_json)
         return
-    first, *others = zip(asked.decisions, asked.layouts, strict=True)
-    if any(not _equal((first[0].get("state"), first[1]), (each.get("state"), layout)) for each, layout in others):
+    first, *others = zip(asked.decisions, asked.beside, strict=True)
+    if any(not _equal((first[0].get("state"), first[1]), (each.get("state"), beside)) for each, beside in others):
         many.print_all(connect, asked, flags, many.print_json if as_json else _shown())
         return
     body = body_of(asked)

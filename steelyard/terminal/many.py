@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from steelyard.client.decision_file import Asked, usage
+from steelyard.client.decision_file import Asked, common, usage
 from steelyard.rows.asking import Ask, Decides, Outcome, ask_all
 from steelyard.rows.reading import Fields, Format, Row, check_rows, format_of, read_rows
 from steelyard.rows.writing import Csv, JsonLines, OutFormat, Output, Style, appending, out_format, skip_written
@@ -147,10 +147,10 @@ def _input(asked: Asked, many: Many) -> Iterator[tuple[Iterator[Ask], int | None
     kind = format_of(many.states, many.states_format)
     fields = Fields(state=tuple(many.state_field), id=many.id_field)
     decisions = _template(asked)
-    layout = asked.layouts[0]
+    beside = asked.beside[0]
 
     def asks(rows: Iterator[Row]) -> Iterator[Ask]:
-        return (Ask(row.id, row.state, decisions, layout, row.size) for row in rows)
+        return (Ask(row.id, row.state, decisions, beside, row.size) for row in rows)
 
     if str(many.states) == "-":
         yield asks(read_rows(sys.stdin.buffer, kind=kind, fields=fields, origin="standard input")), None
@@ -171,8 +171,8 @@ def _input(asked: Asked, many: Many) -> Iterator[tuple[Iterator[Ask], int | None
 def _asks(asked: Asked) -> list[Ask]:
     """A row for each decision, which has a state of its own."""
     return [
-        Ask(decision["id"], decision.get("state"), [_without_state(decision)], layout)
-        for decision, layout in zip(asked.decisions, asked.layouts, strict=True)
+        Ask(decision["id"], decision.get("state"), [_without_state(decision)], beside)
+        for decision, beside in zip(asked.decisions, asked.beside, strict=True)
     ]
 
 
@@ -181,8 +181,7 @@ def _template(asked: Asked) -> list[dict[str, Any]]:
     ids = [decision["id"] for decision in asked.decisions]
     if twice := [each for each in ids if ids.count(each) > 1]:
         raise usage(f"two decisions have the id {twice[0]!r}; the rows of the output could not be told apart")
-    if any(layout != asked.layouts[0] for layout in asked.layouts):
-        raise usage("the decisions about one state have one layout, and these have several")
+    common(asked.beside, of="one state")
     return [_without_state(decision) for decision in asked.decisions]
 
 

@@ -121,6 +121,25 @@ def test_a_layout_in_a_file_and_as_a_flag_is_that_of_a_request(run, tmp_path):
     assert hashes([one | {"layout": "options-first"}, one | {"layout": "state-first"}]) == [options_first, state_first]
 
 
+def test_a_readout_in_a_file_and_as_a_flag_is_that_of_a_request(run, tmp_path):
+    def readouts(document, *flags):
+        path = tmp_path / "d.json"
+        path.write_text(json.dumps(document))
+        code, out, err = run(path, "--json", *flags)
+        assert code == 0, err
+        return [json.loads(line)["readout"] for line in out.splitlines()]
+
+    one = DECISION | {"state": "A"}
+    assert readouts({"decision": one | {"id": "d"}, "readout": "letters-raw"}) == ["letters-raw"]
+    assert readouts(one | {"readout": "options-as-cases"}) == ["options-as-cases"]
+    assert readouts(one | {"readout": "options-as-cases"}, "--readout", "letters-raw") == ["letters-raw"]
+    both = [one | {"readout": "letters-raw"}, one | {"readout": "options-as-cases"}]
+    assert readouts(both) == ["letters-raw", "options-as-cases"]
+    code, _, err = run(tmp_path / "d.json", "--readout", "tea-leaves")
+    assert code != 0
+    assert "letters-raw" in err
+
+
 def test_a_refused_row_says_why_and_the_others_are_answered(run, tmp_path):
     path = tmp_path / "s.jsonl"
     states = ["fine", "x " * 100_000, "fine too"]

@@ -43,7 +43,7 @@ class Server:
 
 
 def ask(server, states, *, decisions=(ONE,), concurrency=1, size=0):
-    rows = (Ask(number, state, decisions, None, size) for number, state in enumerate(states, 1))
+    rows = (Ask(number, state, decisions, {}, size) for number, state in enumerate(states, 1))
     return list(ask_all(server, rows, concurrency=concurrency))
 
 
@@ -80,11 +80,12 @@ def test_different_decisions_about_one_state_are_one_request():
     assert [outcome.result["said"][1] for (outcome,) in found] == [each["question"] for each in others]
 
 
-def test_layouts_are_kept_apart():
+def test_layouts_and_readouts_are_kept_apart():
     server = Server()
-    rows = [Ask(1, "s", [ONE], "state-first"), Ask(2, "s", [ONE], "options-first"), Ask(3, "s", [ONE])]
+    asked = [{"layout": "state-first"}, {"layout": "options-first"}, {"readout": "letters-raw"}, {}]
+    rows = [Ask(n, "s", [ONE], beside) for n, beside in enumerate(asked)]
     list(ask_all(server, rows, concurrency=1))
-    assert [body.get("layout") for body in server.bodies] == ["state-first", "options-first", None]
+    assert [{k: v for k, v in body.items() if k != "decision"} for body in server.bodies] == asked
 
 
 def test_a_refusal_fails_its_row_alone():
@@ -127,7 +128,7 @@ def test_rows_are_read_as_they_are_needed():
     def rows(size):
         for number in range(100 * BLOCK_ROWS):
             read.append(number)
-            yield Ask(number, f"s{number}", [ONE], None, size)
+            yield Ask(number, f"s{number}", [ONE], {}, size)
 
     answers = ask_all(Server(), rows(1), concurrency=2)
     next(answers)

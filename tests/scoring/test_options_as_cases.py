@@ -113,6 +113,7 @@ def test_which_questions_it_reads(asked: Question, why: str) -> None:
     assert bool(OptionsAsCases().refusal(asked)) is bool(why)
     fallback = "question-as-case" if asked == question("yes", "no") else "letters-raw"
     assert choose(None, asked, STRATEGIES).name == (fallback if why else "options-as-cases")
+    assert choose(None, asked, STRATEGIES, "options-first").name == "letters-raw"
     if why:
         with pytest.raises(Problem, match="the readout options-as-cases cannot read the question") as refused:
             choose("options-as-cases", asked, STRATEGIES)
@@ -171,7 +172,7 @@ def test_options_are_evaluated_once_and_the_answers_stay_the_same_to_the_bit(cli
     first = decided(client, "my parcel is late")
     assert (first["readout"], first["prompt_version"]) == ("options-as-cases", "options-as-cases-1")
     assert first["allowed_token_mass"] is None
-    again = decided(client, "my parcel is late", layout="options-first")
+    again = decided(client, "my parcel is late", layout="options-first", readout="options-as-cases")
     other = decided(client, "a state of other words")
     assert again["tokens"]["evaluated"] < other["tokens"]["evaluated"] < first["tokens"]["evaluated"] / 4
     for key in ("probabilities", "option_logits", "prompt_sha256", "input_tokens"):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -134,8 +135,8 @@ def case_text(option: Option) -> str | None:
 
 
 def says_something(text: str) -> bool:
-    """Tell whether a text has enough letters for a state to be like it."""
-    return len("".join(filter(str.isalpha, text)).encode()) >= LEAST_LETTERS
+    """Tell whether a text has enough letters, of any script, for a state to be like it."""
+    return len("".join(each for each in text if unicodedata.category(each)[0] == "L").encode()) >= LEAST_LETTERS
 
 
 def kept_prompt(text: str) -> Prompt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from steelyard_runtime.decision import Question
+from steelyard_runtime.decision import Layout, Question
 from steelyard_runtime.errors import Kind, Problem
 from steelyard_runtime.scoring.letters import Letters
 from steelyard_runtime.scoring.options_as_cases import OptionsAsCases
@@ -37,19 +37,21 @@ def in_order(strategies: Strategies, *, setting: str, parameters: int) -> Strate
     return {first: strategies[first], **strategies}
 
 
-def choose(name: str | None, question: Question, strategies: Strategies) -> Strategy:
+def choose(name: str | None, question: Question, strategies: Strategies, layout: Layout | None = None) -> Strategy:
     """The strategy that a question is read with.
 
     Args:
         name: Asked for; None takes the first one that can read the question.
         question: The question.
         strategies: Those of the server.
+        layout: Asked for; without a name it takes the first one whose prompts have a layout.
 
     Raises:
         Problem: INVALID; there is none of that name, or it cannot read the question.
     """
     if name is None:
-        return next(each for each in strategies.values() if not each.refusal(question))
+        able = [each for each in strategies.values() if not each.refusal(question)]
+        return next((each for each in able if layout is not None and _has_layouts(each)), able[0])
     if (found := strategies.get(name)) is None:
         raise Problem(Kind.INVALID, f"there is no readout {name!r}; there are: {', '.join(strategies)}")
     if refusal := found.refusal(question):
@@ -57,3 +59,8 @@ def choose(name: str | None, question: Question, strategies: Strategies) -> Stra
             Kind.INVALID, f"the readout {name} cannot read the question: {refusal}, or ask for another readout"
         )
     return found
+
+
+def _has_layouts(strategy: Strategy) -> bool:
+    """Tell whether the layout changes its prompts."""
+    return strategy.prompt_version("state-first") != strategy.prompt_version("options-first")

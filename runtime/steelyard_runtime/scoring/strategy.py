@@ -126,7 +126,7 @@ class Strategy(Protocol):
         ...
 
     def prompt_version(self, layout: Layout) -> str:
-        """Version of its prompt's words."""
+        """Version of its prompt's words; the same for both where its prompts have no layout."""
         ...
 
     def refusal(self, question: Question) -> str:

@@ -178,7 +178,9 @@ class DecisionService:
             Problem: Over budget, more options than the model has slots, an unknown readout, busy, too late, the engine
                 failed, or the model serves no decisions.
         """
-        chosen = [choose(each.readout or request.readout, each, self.strategies) for each in request.questions]
+        chosen = [
+            choose(each.readout or request.readout, each, self.strategies, request.layout) for each in request.questions
+        ]
         for strategy in chosen:
             if refusal := self._refusals.get(strategy.name):
                 raise Problem(Kind.UNSUPPORTED, refusal)
