@@ -59,6 +59,7 @@ EMBEDDED_MODEL = "gemma-3-270m"
 LEFT_OUT = pytest.StashKey[str]()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the tests of real images out where they cannot run, unless they are required."""
     why = "" if container_tools.REQUIRED else container_tools.why_not()
