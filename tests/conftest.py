@@ -59,7 +59,12 @@ EMBEDDED_MODEL = "gemma-3-270m"
 LEFT_OUT = pytest.StashKey[str]()
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tell xdist, which asks before the items are sorted, which tests one process runs."""
+    if item.config.pluginmanager.hasplugin("xdist"):
+        item.add_marker(pytest.mark.xdist_group(_one_process(item)))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the tests of real images out where they cannot run, unless they are required."""
     why = "" if container_tools.REQUIRED else container_tools.why_not()
@@ -68,8 +73,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
         config.stash[LEFT_OUT] = f"{len(left)} tests of real images were left out: {why}"
-    for item in items if config.pluginmanager.hasplugin("xdist") else ():
-        item.add_marker(pytest.mark.xdist_group(_one_process(item)))
     items.sort(key=lambda item: FIRST.index(name) if (name := _one_process(item)) in FIRST else len(FIRST))
 
 
