@@ -25,7 +25,7 @@ serve: setup ## Without a cloud: fetch the embedded model, serve it, ask an exam
 	@$(BIN)/steelyard demo
 
 test: setup check ## Set up, check, and run the test suite
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n 2 --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: setup ## Lint, formatting, types, imports
 	$(BIN)/ruff check .

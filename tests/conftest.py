@@ -51,18 +51,24 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("repeatable")
 
-# Rooms whose tests share what takes long to make (a cloud with an environment in it, images): one process runs each.
-# Those of real containers come first, because they take longest.
-FIRST = ("containers", "deploy", "releases")
+# Rooms whose tests share what takes long to make (images, a cloud with an environment in it): one process runs each of
+# them, and they are first, because they take longest. Of the other rooms a process runs whole files.
+WHOLE_ROOMS = ("images", "deploy", "releases")
 
 EMBEDDED_MODEL = "gemma-3-270m"
 LEFT_OUT = pytest.StashKey[str]()
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tell xdist, which asks before the items are sorted, which tests one process runs."""
-    if item.config.pluginmanager.hasplugin("xdist"):
-        item.add_marker(pytest.mark.xdist_group(_one_process(item)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each process whole rooms or files. xdist writes groups of its own into test ids; pytest 9.2 forbids it."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Rooms(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _one_process(nodeid)
+
+    return Rooms(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -73,15 +79,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
         config.stash[LEFT_OUT] = f"{len(left)} tests of real images were left out: {why}"
-    items.sort(key=lambda item: FIRST.index(name) if (name := _one_process(item)) in FIRST else len(FIRST))
+    order = {room: place for place, room in enumerate(WHOLE_ROOMS)}
+    items.sort(key=lambda item: order.get(_one_process(item.nodeid), len(order)))
 
 
-def _one_process(item: pytest.Item) -> str:
-    """Name what is run by one process, in order: the tests of real containers, a room with a cloud, or a file."""
-    room = item.path.parent.name
-    if room == "images" or item.get_closest_marker("containers"):
-        return "containers"
-    return room if room in FIRST else str(item.path)
+def _one_process(nodeid: str) -> str:
+    """Name the room or the file whose tests one process runs, in order."""
+    file = nodeid.partition("::")[0]
+    room = file.split("/")[1]
+    return room if room in WHOLE_ROOMS else file
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
