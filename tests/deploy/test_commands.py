@@ -56,13 +56,20 @@ def test_what_an_endpoint_decided_is_recorded_and_counted(run: Run, world: World
         lambda: {"Requests", "Latency"} <= {each["MetricName"] for each in cloudwatch.list_metrics(**ours)["Metrics"]},
         within_s=60,
     )
-    done = run("records", "decision", "--hours", "1")
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    (record,) = [each for each in lines if each["prompt_sha256"] == answer["prompt_sha256"]]
+    found: list[dict[str, Any]] = []
+
+    def recorded() -> bool:
+        done = run("records", "decision", "--hours", "1")
+        assert done.returncode == 0, done.stderr
+        assert state not in done.stdout
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        found[:] = [each for each in lines if each["prompt_sha256"] == answer["prompt_sha256"]]
+        return bool(found)
+
+    assert eventually(recorded, within_s=60)
+    (record,) = found
     assert record["probabilities"] == answer["probabilities"]
     assert record["state_sha256"] == sha256_of_state(state)
-    assert state not in done.stdout
 
 
 def test_invoke_takes_decisions_from_a_file_and_from_standard_input(run: Run) -> None:
