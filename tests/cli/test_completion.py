@@ -27,7 +27,7 @@ def complete(line: str, **variables: str) -> list[str]:
     ("line", "offered"),
     [
         ("steelyard sw", ["sweep"]),
-        ("steelyard release l", ["list"]),
+        ("steelyard release l", ["list", "log"]),
         ("steelyard serve --model gem", ["gemma-3-270m"]),
         ("steelyard model pull qwen3.5-", ["qwen3.5-0.8b", "qwen3.5-2b", "qwen3.5-4b"]),
         ("steelyard model verify gemma-3-270m lev", ["lev-4b"]),
