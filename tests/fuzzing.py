@@ -23,7 +23,7 @@ from steelyard_runtime.settings import Settings
 # Rules that JSON Schema cannot express. A body that fits its schema may be refused for these alone.
 INEXPRESSIBLE = re.compile(
     r"must be unique"
-    r"|look the same|nothing is seen"
+    r"|look the same|nothing is seen|cannot read the question"
     r"|has the control character U\+000A"  # in Python, the pattern's $ also stands before a last line break
     r"|differs from the state"
     r"|no \w+ before this output has the call_id"

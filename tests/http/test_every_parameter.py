@@ -37,13 +37,17 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "DecideSingle": ("/invocations", {"decision": DECISION}),
     "DecideSeveral": ("/invocations", {"decisions": [DECISION]}),
+    "FeedbackRequest": ("/v1/feedback", {"feedback": {"use": "route", "right": "a"}}),
 }
 STREAMED = ("ChatRequest", "CompletionsRequest")
 # What a parameter needs beside it, and what it takes the place of.
 WITH: dict[str, dict[str, Any]] = {"top_logprobs": {"logprobs": True}, "stream_options": {"stream": True}}
 INSTEAD = {"max_completion_tokens": "max_tokens"}
 # Texts of patterns that ordinary text does not fit.
-PATTERNS = {"^[a-zA-Z0-9_-]{1,64}$": ("a", "Z9_-", "a" * 64)}
+PATTERNS = {
+    "^[a-zA-Z0-9_-]{1,64}$": ("a", "Z9_-", "a" * 64),
+    "^[A-Za-z0-9._-]{1,64}(/[0-9]{1,3})?$": ("a", "A.9_-/0", "a" * 64 + "/127"),
+}
 # Values that fit the document and are refused all the same, with what the refusal says.
 REFUSED = (
     "prompts in one request are not supported",
