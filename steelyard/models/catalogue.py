@@ -27,7 +27,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Bytes = Annotated[int, Field(gt=0)]
 Role = Literal["weights", "shard", "mmproj", "tokenizer"]
-Readout = Literal["letters-raw"]
+Readout = Literal["options-as-cases", "question-as-case", "letters-raw"]
 
 
 class Licence(Strict):
