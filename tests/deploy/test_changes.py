@@ -93,7 +93,9 @@ def test_change_replaces_what_it_must_under_traffic(
 
 def test_changed_environment_variable_reaches_the_answers_at_one_point_in_time(world: World) -> None:
     old, new = world.ask()["result"]["model"]["id"], f"renamed-{digest()[-8:]}"
-    replaced, answers = deploy_under_traffic(world, {"variables": {"STEELYARD_MODEL_ID": new}})
+    replaced, answers = deploy_under_traffic(
+        world, {"variables": {**world.wanted.variables, "STEELYARD_MODEL_ID": new}}
+    )
     assert replaced == {MODEL, CONFIG}
     names = [each["model"]["id"] for each in answers]
     switch = names.index(new)
