@@ -16,6 +16,7 @@ from steelyard.client.decision_file import parse_option
 from steelyard.commands import completion
 from steelyard.commands.app import App
 from steelyard.models import storage
+from steelyard.models.catalogue import EMBEDDED
 from steelyard.terminal import console
 from steelyard_base.exit_codes import CommandError, ExitCode
 
@@ -104,7 +105,7 @@ def lint(name: Name, *, as_json: Json = False) -> None:
 def fit(
     name: Name,
     *,
-    model: Model = "gemma-3-270m",
+    model: Model = EMBEDDED,
     threads: Threads = 0,
     context_tokens: _CONTEXT_TOKENS_FLAG = 0,
     as_json: Json = False,
@@ -128,7 +129,7 @@ def fit(
 def measure(
     name: Name,
     *,
-    model: Model = "gemma-3-270m",
+    model: Model = EMBEDDED,
     threads: Threads = 0,
     context_tokens: _CONTEXT_TOKENS_FLAG = 0,
     accept: Annotated[bool, typer.Option("--accept", help="Write the figures as the accepted baseline.")] = False,
@@ -165,7 +166,7 @@ def measure(
 def tune(
     name: Name,
     *,
-    model: Model = "gemma-3-270m",
+    model: Model = EMBEDDED,
     tokens: Annotated[
         float, typer.Option("--tokens", min=1, help="Most tokens of a decision on average, its state included.")
     ] = 30.0,
@@ -217,7 +218,7 @@ def tune(
 def curve(
     name: Name,
     *,
-    model: Model = "gemma-3-270m",
+    model: Model = EMBEDDED,
     figure: Annotated[Path | None, typer.Option("--svg", help="File for a figure; replaced if it is there.")] = None,
     threads: Threads = 0,
     context_tokens: _CONTEXT_TOKENS_FLAG = 0,

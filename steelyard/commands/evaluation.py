@@ -16,6 +16,7 @@ from steelyard.client.decision_file import usage
 from steelyard.commands import completion, options
 from steelyard.environments.files import DEFAULT
 from steelyard.models import storage
+from steelyard.models.catalogue import EMBEDDED
 from steelyard.terminal import console
 from steelyard_base.exit_codes import CommandError, ExitCode
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from steelyard.rows.asking import Decides
     from steelyard_base.gates import Gates
 
-_EMBEDDED = "gemma-3-270m"
 
 Format = Annotated[
     Literal["jsonl", "csv", "tsv", "json", "systemone", "sys1bench"] | None,
@@ -73,7 +73,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--model",
-            help=f"Serve this here: a name of the catalogue, or a GGUF file. The default, {_EMBEDDED}.",
+            help=f"Serve this here: a name of the catalogue, or a GGUF file. The default, {EMBEDDED}.",
             autocompletion=completion.models,
         ),
     ] = None,
@@ -312,7 +312,7 @@ def _target(
         return "url", _plain(url)
     if endpoint:
         return "endpoint", endpoint
-    return "model", model or _EMBEDDED
+    return "model", model or EMBEDDED
 
 
 def _plain(url: str) -> str:

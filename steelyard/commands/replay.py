@@ -15,6 +15,7 @@ import typer
 from steelyard.client.decision_file import usage
 from steelyard.commands import completion, options
 from steelyard.models import storage
+from steelyard.models.catalogue import EMBEDDED
 from steelyard.terminal import console
 from steelyard_base.exit_codes import CommandError, ExitCode
 
@@ -48,7 +49,7 @@ def command(
             autocompletion=completion.models,
             show_envvar=True,
         ),
-    ] = "gemma-3-270m",
+    ] = EMBEDDED,
     decisions: Annotated[
         Path | None,
         typer.Option("--decisions", help="Folder of registered decisions. Unless given, the one beside the model."),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from pydantic import ValidationError
 
 from steelyard.client.decision_file import usage
 from steelyard.evaluation.result import Answer
+from steelyard.rows.writing import held
 from steelyard_base.exit_codes import CommandError
 from steelyard_base.strict import Strict
 
@@ -105,15 +104,7 @@ def journal(out: Path | None, *, asked_sha256: str) -> Iterator[Journal]:
         yield Journal()
         return
     path = out.with_name(out.name + SUFFIX)
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise usage(f"cannot write {path}: {error.strerror}") from error
-    with os.fdopen(descriptor, "r+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise usage(f"another evaluation is writing {path}", "Wait for it, or name another --out.") from None
+    with held(path, writer="evaluation") as file:
         lines = _read(file, path, asked_sha256)
         yield Journal(lines=lines, file=file)
 

@@ -166,6 +166,29 @@ class Output:
 
 
 @contextmanager
+def held(path: Path, *, writer: str) -> Iterator[BinaryIO]:
+    """Open a file for this process alone, from its beginning. What is in it stays.
+
+    Args:
+        path: The file; it is made where it is missing.
+        writer: The kind of process that may have it already, for the refusal.
+
+    Raises:
+        CommandError: Another process has it, or it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise usage(f"cannot write {path}: {error.strerror}") from error
+    with os.fdopen(descriptor, "r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise usage(f"another {writer} is writing {path}", "Wait for it, or name another file.") from None
+        yield file
+
+
+@contextmanager
 def appending(path: Path, style: Style, *, resume: bool) -> Iterator[tuple[Output, BinaryIO]]:
     """Hold an output file.
 
@@ -175,16 +198,7 @@ def appending(path: Path, style: Style, *, resume: bool) -> Iterator[tuple[Outpu
     Raises:
         CommandError: It is there already and not to be continued, another run has it, or it cannot be opened.
     """
-    try:
-        # Not truncated: what is in it may be somebody's.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise usage(f"cannot write {path}: {error.strerror}") from error
-    with os.fdopen(descriptor, "r+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise usage(f"another run is writing {path}", "Wait for it, or name another file.") from None
+    with held(path, writer="run") as file:
         if not resume and os.fstat(file.fileno()).st_size:
             raise usage(f"{path} is there already", "Continue it with --resume, or name another file.")
         yield Output(file, style, name=str(path)), file

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from steelyard_runtime.decision import Layout, Option, Question
 from steelyard_runtime.engine.interface import Piece
 from steelyard_runtime.scoring.prompt import Template
-from steelyard_runtime.scoring.strategy import Encode, Position, Prompt, Readout, entropy_of
+from steelyard_runtime.scoring.strategy import Encode, Position, Prompt, Readout, without_slots
 from steelyard_runtime.scoring.wordings import WORDINGS, state_prompt
 from steelyard_runtime.scoring.words import MAX_TEXT_BYTES, Words, learn
 
@@ -109,16 +109,7 @@ class OptionsAsCases:
         anchors[with_text] = vectors[1 : 1 + len(with_text)]
         likeness = cosines(vectors[0], anchors, spread=references.std(axis=0))
         likeness[with_text] += WORDS_SHARE * shared_words(state, tuple(text for text in texts if text is not None))
-        logits = likeness / TEMPERATURE
-        weights = np.exp(logits - logits.max())
-        probabilities = weights / weights.sum()
-        return Readout(
-            probabilities=tuple(map(float, probabilities)),
-            logits=tuple(map(float, logits)),
-            slot_token_ids=(),
-            slot_mass=None,
-            entropy=entropy_of(probabilities),
-        )
+        return without_slots(likeness / TEMPERATURE)
 
 
 def case_text(option: Option) -> str | None:

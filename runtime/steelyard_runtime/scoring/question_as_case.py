@@ -25,7 +25,7 @@ from steelyard_runtime.scoring.options_as_cases import (
     vector_of,
 )
 from steelyard_runtime.scoring.prompt import Template
-from steelyard_runtime.scoring.strategy import Encode, Position, Prompt, Readout, entropy_of
+from steelyard_runtime.scoring.strategy import Encode, Position, Prompt, Readout, without_slots
 from steelyard_runtime.scoring.wordings import state_prompt
 
 VERSION = "question-as-case-1"
@@ -67,15 +67,7 @@ class QuestionAsCase:
         asked_of, asked, *references = map(vector_of, positions)
         yes = likeness(asked_of, asked, np.array(references)) - EVEN
         logits = np.array([yes if _answer(option) == "yes" else 0.0 for option in question.options])
-        weights = np.exp(logits - logits.max())
-        probabilities = weights / weights.sum()
-        return Readout(
-            probabilities=tuple(map(float, probabilities)),
-            logits=tuple(map(float, logits)),
-            slot_token_ids=(),
-            slot_mass=None,
-            entropy=entropy_of(probabilities),
-        )
+        return without_slots(logits)
 
 
 def likeness(state: Array, question: Array, references: Array) -> float:

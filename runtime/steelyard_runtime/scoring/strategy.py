@@ -76,6 +76,19 @@ def entropy_of(probabilities: npt.NDArray[np.float64]) -> float:
     return max(0.0, float(-(positive * np.log(positive)).sum()))
 
 
+def without_slots(logits: npt.NDArray[np.float64]) -> Readout:
+    """The readout of logits that are no tokens': their softmax."""
+    weights = np.exp(logits - logits.max())
+    probabilities = weights / weights.sum()
+    return Readout(
+        probabilities=tuple(map(float, probabilities)),
+        logits=tuple(map(float, logits)),
+        slot_token_ids=(),
+        slot_mass=None,
+        entropy=entropy_of(probabilities),
+    )
+
+
 class Reader(Protocol):
     """A strategy on one model."""
 
