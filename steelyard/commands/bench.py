@@ -22,13 +22,12 @@ from steelyard.benchmarking import profile
 from steelyard.benchmarking.comparison import Comparison, Estimate, MeasureError
 from steelyard.benchmarking.tuning import CONFIRMATION, ROUNDS, Findings, default_settings, stages, tune
 from steelyard.benchmarking.workload import EngineSettings, Facts, Workbench
-from steelyard.commands import completion
 from steelyard.commands.app import App
+from steelyard.commands.options import DEFAULT_MODEL, ModelName
 from steelyard.models import storage
 from steelyard.terminal import console
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.engine import cores, model_files
-from steelyard_runtime.settings import Settings
 
 app = App(help="Measure this machine.")
 
@@ -44,15 +43,7 @@ def _bench() -> None:
 @app.command("tune")
 def tune_command(
     *,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            envvar="STEELYARD_MODEL",
-            help="A name of the catalogue, or a GGUF file.",
-            autocompletion=completion.models,
-        ),
-    ] = Settings.model_fields["model"].default,
+    model: ModelName = DEFAULT_MODEL,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where the profile goes; without it, to standard output.")
     ] = None,

@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from steelyard.client.decision_file import parse_option
 from steelyard.commands import completion
 from steelyard.commands.app import App
+from steelyard.commands.options import DEFAULT_MODEL, ModelName
 from steelyard.models import storage
-from steelyard.models.catalogue import EMBEDDED
 from steelyard.terminal import console
 from steelyard_base.exit_codes import CommandError, ExitCode
 
@@ -34,16 +34,6 @@ app = App(help="Registered decisions: write one down, check it, fit it to labell
 Name = Annotated[
     str,
     typer.Argument(help="A folder in decisions/, or a path with a slash.", autocompletion=completion.decision_names),
-]
-Model = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        envvar="STEELYARD_MODEL",
-        help="A name of the catalogue, or a GGUF file.",
-        autocompletion=completion.models,
-        show_envvar=True,
-    ),
 ]
 Threads = Annotated[int, typer.Option("--threads", min=0, max=1024, help="Threads for llama.cpp; 0 chooses.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
@@ -105,7 +95,7 @@ def lint(name: Name, *, as_json: Json = False) -> None:
 def fit(
     name: Name,
     *,
-    model: Model = EMBEDDED,
+    model: ModelName = DEFAULT_MODEL,
     threads: Threads = 0,
     context_tokens: _CONTEXT_TOKENS_FLAG = 0,
     as_json: Json = False,
@@ -129,7 +119,7 @@ def fit(
 def measure(
     name: Name,
     *,
-    model: Model = EMBEDDED,
+    model: ModelName = DEFAULT_MODEL,
     threads: Threads = 0,
     context_tokens: _CONTEXT_TOKENS_FLAG = 0,
     accept: Annotated[bool, typer.Option("--accept", help="Write the figures as the accepted baseline.")] = False,
@@ -166,7 +156,7 @@ def measure(
 def tune(
     name: Name,
     *,
-    model: Model = EMBEDDED,
+    model: ModelName = DEFAULT_MODEL,
     tokens: Annotated[
         float, typer.Option("--tokens", min=1, help="Most tokens of a decision on average, its state included.")
     ] = 30.0,
@@ -218,7 +208,7 @@ def tune(
 def curve(
     name: Name,
     *,
-    model: Model = EMBEDDED,
+    model: ModelName = DEFAULT_MODEL,
     figure: Annotated[Path | None, typer.Option("--svg", help="File for a figure; replaced if it is there.")] = None,
     threads: Threads = 0,
     context_tokens: _CONTEXT_TOKENS_FLAG = 0,

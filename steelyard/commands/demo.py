@@ -12,27 +12,18 @@ from typing import Annotated
 import typer
 
 from steelyard.client.http import Client
-from steelyard.commands import completion
+from steelyard.commands.options import DEFAULT_MODEL, ModelName
 from steelyard.models import storage
 from steelyard.models.catalogue import catalogue, example
 from steelyard.models.pull import pull
 from steelyard.serving.server_process import free_port, running_server, tail
 from steelyard.terminal import console, examples
 from steelyard_base.exit_codes import CommandError
-from steelyard_runtime.settings import Settings
 
 
 def command(
     *,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            envvar="STEELYARD_MODEL",
-            help="A name of the catalogue, or a GGUF file.",
-            autocompletion=completion.models,
-        ),
-    ] = Settings.model_fields["model"].default,
+    model: ModelName = DEFAULT_MODEL,
     host: Annotated[str, typer.Option("--host", envvar="STEELYARD_HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int,

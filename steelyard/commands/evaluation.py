@@ -16,7 +16,6 @@ from steelyard.client.decision_file import usage
 from steelyard.commands import completion, options
 from steelyard.environments.files import DEFAULT
 from steelyard.models import storage
-from steelyard.models.catalogue import EMBEDDED
 from steelyard.terminal import console
 from steelyard_base.exit_codes import CommandError, ExitCode
 
@@ -73,7 +72,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--model",
-            help=f"Serve this here: a name of the catalogue, or a GGUF file. The default, {EMBEDDED}.",
+            help=f"Serve this here: a name of the catalogue, or a GGUF file. The default, {options.DEFAULT_MODEL}.",
             autocompletion=completion.models,
         ),
     ] = None,
@@ -312,7 +311,7 @@ def _target(
         return "url", _plain(url)
     if endpoint:
         return "endpoint", endpoint
-    return "model", model or EMBEDDED
+    return "model", model or options.DEFAULT_MODEL
 
 
 def _plain(url: str) -> str:

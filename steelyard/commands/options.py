@@ -10,6 +10,7 @@ import typer
 from steelyard.commands import completion
 from steelyard.rows.reading import Format
 from steelyard.rows.writing import OutFormat
+from steelyard_runtime.settings import Settings
 
 MOST_CONNECTIONS = 64
 
@@ -88,6 +89,17 @@ IdField = Annotated[
     str | None,
     typer.Option("--id-field", help="Field of a row that names it in the output. Unless given: id, else its number."),
 ]
+ModelName = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        envvar="STEELYARD_MODEL",
+        help="A name of the catalogue, or a GGUF file.",
+        autocompletion=completion.models,
+    ),
+]
+DEFAULT_MODEL: str = Settings.model_fields["model"].default
+"""The server's own default: the embedded model."""
 Out = Annotated[Path | None, typer.Option("--out", help="Append a row for each answer to this file.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where --out ends, after an interruption.")]
 RowFormat = Annotated[

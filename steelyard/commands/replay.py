@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steelyard.client.decision_file import usage
-from steelyard.commands import completion, options
+from steelyard.commands import options
 from steelyard.models import storage
-from steelyard.models.catalogue import EMBEDDED
 from steelyard.terminal import console
 from steelyard_base.exit_codes import CommandError, ExitCode
 
@@ -40,16 +39,7 @@ def command(
             "cases, which have a state.",
         ),
     ] = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            envvar="STEELYARD_MODEL",
-            help="A name of the catalogue, or a GGUF file.",
-            autocompletion=completion.models,
-            show_envvar=True,
-        ),
-    ] = EMBEDDED,
+    model: options.ModelName = options.DEFAULT_MODEL,
     decisions: Annotated[
         Path | None,
         typer.Option("--decisions", help="Folder of registered decisions. Unless given, the one beside the model."),

@@ -27,9 +27,6 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Bytes = Annotated[int, Field(gt=0)]
 Role = Literal["weights", "shard", "mmproj", "tokenizer"]
-EMBEDDED = "gemma-3-270m"
-"""The model that commands take unless another is named: it comes from the package index, without an account."""
-
 Readout = Literal["options-as-cases", "question-as-case", "letters-raw"]
 
 
