@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
@@ -9,17 +10,23 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 from steelyard.cdk.nodejs import ROOT, cdk_command, with_packaged_node
 from steelyard_base.exit_codes import CommandError, ExitCode
 
-ASSEMBLY = ROOT / ".run" / "cdk.out"
 CONCURRENCY = 4
 """Stacks deployed at a time: endpoints do not depend on one another, and each takes minutes on AWS."""
+
+
+def temporary_assembly() -> Path:
+    """Make a folder for templates that goes with this process: two commands of one checkout must not share one."""
+    folder = Path(mkdtemp(prefix="steelyard-cdk-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +46,7 @@ class Cdk:
     environment: str
     release: str
     bases: Path | None = None
-    assembly: Path = ASSEMBLY
+    assembly: Path = field(default_factory=temporary_assembly)
     root: Path = ROOT
 
     def bootstrap(self, *, account: str, region: str, qualifier: str, stack: str) -> None:
