@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,7 @@ from steelyard_base.exit_codes import CommandError, ExitCode
 
 if TYPE_CHECKING:
     from steelyard.decisions.evaluation import Evaluation
-    from steelyard.decisions.features import EngineReader
+    from steelyard.decisions.features import EngineReader, KeptReader
     from steelyard.decisions.folder import Cases
     from steelyard.decisions.workflow import FittedDecision
     from steelyard_runtime.decisions.contract import Contract
@@ -37,6 +37,14 @@ Name = Annotated[
 ]
 Threads = Annotated[int, typer.Option("--threads", min=0, max=1024, help="Threads for llama.cpp; 0 chooses.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+
+Image = Annotated[
+    str | None,
+    typer.Option(
+        "--image",
+        help="An image of ours, run by docker: its engine evaluates the states, and the head is for its llama.cpp.",
+    ),
+]
 
 _CONTEXT_TOKENS_FLAG = Annotated[
     int, typer.Option("--context-tokens", min=0, help="Longest prompt in tokens; 0 means 8192, or the model's own.")
@@ -96,23 +104,26 @@ def fit(
     name: Name,
     *,
     model: ModelName = DEFAULT_MODEL,
+    image: Image = None,
     threads: Threads = 0,
     context_tokens: _CONTEXT_TOKENS_FLAG = 0,
     as_json: Json = False,
 ) -> None:
     """Fit a decision's head to its labelled cases, and write head.json and head.safetensors into its folder.
 
-    The model runs in this process. Hidden states are kept in the cache, so that only new cases are evaluated. All
-    figures are of cases that were held out.
+    The model runs in this process; with --image it runs in a container without a network, and the head lies in
+    heads/BUILD of the folder, beside that of this checkout. Hidden states are kept in the cache, so that only new cases
+    are evaluated. All figures are of cases that were held out.
     """
     from steelyard.decisions.folder import write_files
 
     folder, contract, cases = _read(name)
     _refuse_errors(contract, cases)
-    done = _fitted(contract, cases, model=model, threads=threads, context_tokens=context_tokens)
-    write_files(folder, done.files)
+    done = _fitted(contract, cases, model=model, image=image, threads=threads, context_tokens=context_tokens)
+    place = _place(folder, done, image)
+    write_files(place, done.files)
     _tell(done, as_json=as_json, curve=True)
-    console.note(f"written to {folder}: {', '.join(done.files)}")
+    console.note(f"written to {place}: {', '.join(done.files)}")
 
 
 @app.command("test")
@@ -120,6 +131,7 @@ def measure(
     name: Name,
     *,
     model: ModelName = DEFAULT_MODEL,
+    image: Image = None,
     threads: Threads = 0,
     context_tokens: _CONTEXT_TOKENS_FLAG = 0,
     accept: Annotated[bool, typer.Option("--accept", help="Write the figures as the accepted baseline.")] = False,
@@ -134,8 +146,8 @@ def measure(
     from steelyard.decisions.folder import BASELINE_FILE, write_files
 
     folder, contract, cases = _read(name)
-    head = workflow.read_head(folder)
-    done = _fitted(contract, cases, model=model, threads=threads, context_tokens=context_tokens)
+    done = _fitted(contract, cases, model=model, image=image, threads=threads, context_tokens=context_tokens)
+    head = workflow.read_head(_place(folder, done, image))
     _tell(done, as_json=as_json)
     now = workflow.baseline_of(done)
     faults = workflow.stale(head, done)
@@ -236,19 +248,19 @@ def curve(
 def show(name: Name, *, as_json: Json = False) -> None:
     """Print a decision: its contract, hashes, cases, and the figures of its head."""
     from steelyard.decisions import workflow
-    from steelyard_runtime.decisions.head import DESCRIPTION_FILE
+    from steelyard_runtime.decisions.head import DESCRIPTION_FILE, head_folders
 
     folder, contract, cases = _read(name)
-    head = workflow.read_head(folder) if (folder / DESCRIPTION_FILE).exists() else None
-    facts = workflow.facts(contract, cases, head)
+    heads = [workflow.read_head(each) for each in head_folders(folder) if (each / DESCRIPTION_FILE).exists()]
+    facts = workflow.facts(contract, cases, heads)
     if as_json:
         sys.stdout.write(json.dumps(facts, ensure_ascii=False) + "\n")
         return
     console.rows([(key, value if isinstance(value, str) else json.dumps(value)) for key, value in facts.items()])
-    if head is None:
+    if not heads:
         console.note(f"It has no head. Fit one: steelyard decision fit {name}")
     else:
-        _tell_measured(head.description.measured)
+        _tell_measured(heads[0].description.measured)
 
 
 def _read(name: str) -> tuple[Path, Contract, Cases]:
@@ -269,26 +281,39 @@ def _refuse_errors(contract: Contract, cases: Cases) -> None:
         )
 
 
-def _fitted(contract: Contract, cases: Cases, *, model: str, threads: int, context_tokens: int) -> FittedDecision:
-    with _reader(contract, model=model, threads=threads, context_tokens=context_tokens, cases=cases) as reader:
+def _fitted(
+    contract: Contract, cases: Cases, *, model: str, threads: int, context_tokens: int, image: str | None = None
+) -> FittedDecision:
+    reader_of: AbstractContextManager[KeptReader] = (
+        _reader(contract, cases=cases, model=model, threads=threads, context_tokens=context_tokens)
+        if image is None
+        else _image_reader(
+            contract, cases=cases, model=model, image=image, threads=threads, context_tokens=context_tokens
+        )
+    )
+    with reader_of as reader:
         from steelyard.decisions import workflow
 
         with _bars(contract.full_name) as bars:
-            return workflow.fit_decision(contract, cases, reader, step=bars.step)
+            done = workflow.fit_decision(contract, cases, reader, step=bars.step)
+        console.note(f"{reader.evaluated_states} states evaluated, {reader.evaluated_tokens} tokens; the rest was kept")
+        return done
+
+
+def _place(folder: Path, done: FittedDecision, image: str | None) -> Path:
+    """Return where a head lies: the folder itself for this checkout's llama.cpp, one for each build beside it."""
+    from steelyard_runtime.decisions.head import folder_for_build
+
+    return folder if image is None else folder_for_build(folder, done.description.bound.llama_cpp)
 
 
 @contextmanager
 def _engine(contract: Contract, *, cases: Cases, model: str, threads: int, context_tokens: int) -> Iterator[Engine]:
     """An engine in this process, after what needs no model was checked."""
-    try:
+    with _needed_packages():
         from steelyard.decisions import workflow
         from steelyard_runtime.engine.start import EngineStartError, start_engine
         from steelyard_runtime.settings import load_settings
-    except ModuleNotFoundError as error:
-        raise CommandError(
-            f"nothing can be fitted: the Python package {error.name} is not installed",
-            hint="Run make setup, or install the extras: pip install 'steelyard[runtime,fit]'",
-        ) from error
     workflow.require_head(contract, cases)
     path, _ = storage.resolve(model)
     try:
@@ -310,18 +335,53 @@ def _refitted(contract: Contract, cases: Cases, reader: EngineReader) -> FittedD
 def _reader_of(engine: Engine, wording: str) -> EngineReader:
     from steelyard.decisions.features import EngineReader
 
-    return EngineReader(engine, wording=wording, cache=storage.cache_folder() / "hidden-states")
+    return EngineReader(engine, wording=wording, cache=_kept_states())
 
 
 @contextmanager
 def _reader(
     contract: Contract, *, cases: Cases, model: str, threads: int, context_tokens: int
 ) -> Iterator[EngineReader]:
-    """A reader of hidden states; says at the end how many were evaluated."""
+    """A reader of hidden states with an engine in this process."""
     with _engine(contract, cases=cases, model=model, threads=threads, context_tokens=context_tokens) as engine:
-        reader = _reader_of(engine, contract.readout.wording)
+        yield _reader_of(engine, contract.readout.wording)
+
+
+@contextmanager
+def _image_reader(
+    contract: Contract, *, cases: Cases, model: str, image: str, threads: int, context_tokens: int
+) -> Iterator[KeptReader]:
+    """A reader of hidden states with the engine of an image."""
+    with _needed_packages():
+        from steelyard.decisions import workflow
+        from steelyard.decisions.image_reader import ImageReader
+    workflow.require_head(contract, cases)
+    path, _ = storage.resolve(model)
+    with ImageReader.opened(
+        image,
+        model=path,
+        wording=contract.readout.wording,
+        cache=_kept_states(),
+        threads=threads,
+        context_tokens=context_tokens,
+    ) as reader:
         yield reader
-        console.note(f"{reader.evaluated_states} states evaluated, {reader.evaluated_tokens} tokens; the rest was kept")
+
+
+@contextmanager
+def _needed_packages() -> Iterator[None]:
+    """Say how to install what cannot be imported."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"nothing can be fitted: the Python package {error.name} is not installed",
+            hint="Run make setup, or install the extras: pip install 'steelyard[runtime,fit]'",
+        ) from error
+
+
+def _kept_states() -> Path:
+    return storage.cache_folder() / "hidden-states"
 
 
 class _Bars:

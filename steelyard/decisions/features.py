@@ -1,4 +1,4 @@
-"""Hidden states of labelled cases, evaluated in this process by the runtime's own engine, and kept on the disk.
+"""Hidden states of labelled cases, evaluated by the runtime's engine, in this process or an image, and kept on disk.
 
 A state that was evaluated once with a model, a wording and a build of llama.cpp is never evaluated again, whatever the
 decision: a new label costs nothing, and a new case one evaluation.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,10 +20,9 @@ import numpy.typing as npt
 
 from steelyard.models.storage import exclusive
 from steelyard_base.exit_codes import CommandError, ExitCode
-from steelyard_runtime.engine.interface import Engine, Piece, ScoreJob, ScorePrompt, Segment
+from steelyard_runtime.engine.interface import Engine
 from steelyard_runtime.errors import Problem
-from steelyard_runtime.scoring.wordings import WORDINGS, Wording
-from steelyard_runtime.services.prompts import prompt_sha256
+from steelyard_runtime.services.hidden_states import HiddenStates
 
 Hidden = npt.NDArray[np.float32]
 Step = Callable[[int, int], None]
@@ -31,8 +30,32 @@ Step = Callable[[int, int], None]
 
 TOGETHER = 8
 """States of one job: what is lost when the command is interrupted."""
-_DEADLINE_S = 3600.0
 _DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DependsOn:
+    """What hidden states depend on.
+
+    Attributes:
+        model_sha256: Hash of the model file.
+        prompt_sha256: Hash of the words around a state.
+        llama_cpp: Build of llama.cpp.
+        device: Such as ``cpu``.
+        embedding_size: Numbers of a hidden state.
+    """
+
+    model_sha256: str
+    prompt_sha256: str
+    llama_cpp: str
+    device: str
+    embedding_size: int
+
+    @property
+    def place(self) -> str:
+        """Name of the folder of kept states."""
+        parts = (self.model_sha256, self.prompt_sha256, self.llama_cpp, self.device)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 class StateReader(Protocol):
@@ -47,36 +70,31 @@ class StateReader(Protocol):
         ...
 
 
-class EngineReader:
-    """Reads hidden states with an engine.
+class KeptReader(ABC):
+    """Reads hidden states that were kept, and has the others evaluated.
 
     Args:
-        engine: A running engine; not closed.
-        wording: Name of the words around a state.
+        depends_on: What the states depend on; ``device`` and ``embedding_size`` beside what a head is bound to.
         cache: Folder of kept hidden states; None keeps none.
     """
 
-    def __init__(self, engine: Engine, *, wording: str, cache: Path | None) -> None:
-        self._engine = engine
-        words: Wording = WORDINGS[wording]
-        self._before = tuple(engine.encode(words.before, start=True))
-        self._after = tuple(engine.encode(words.after, start=False))
-        self._size = engine.identity.model.embedding_size
-        self.model_sha256 = engine.identity.model.sha256
-        self.prompt_sha256 = prompt_sha256(self._before, self._after)
-        self.llama_cpp = engine.identity.llama_cpp
-        self._kept = None if cache is None else _Kept(cache / self._place(), size=self._size)
+    def __init__(self, depends_on: DependsOn, *, cache: Path | None) -> None:
+        self.model_sha256 = depends_on.model_sha256
+        self.prompt_sha256 = depends_on.prompt_sha256
+        self.llama_cpp = depends_on.llama_cpp
         self.evaluated_tokens = 0
         self.evaluated_states = 0
+        self._size = depends_on.embedding_size
+        self._kept = None if cache is None else _Kept(cache / depends_on.place, size=self._size)
 
-    def _place(self) -> str:
-        parts = (self.model_sha256, self.prompt_sha256, self.llama_cpp, self._engine.identity.device)
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    @abstractmethod
+    def _evaluate(self, states: Sequence[str]) -> tuple[list[Hidden], int]:
+        """Return the hidden states of at most ``TOGETHER`` states, and the tokens that were evaluated for them.
 
-    def tokens_of(self, states: Sequence[str]) -> float:
-        """Return the tokens that a state costs behind the kept words, on average over states, of which there is one."""
-        own = sum(len(self._engine.encode([Piece(state)], start=False)) for state in states)
-        return own / len(states) + len(self._after)
+        Raises:
+            Problem: A state has no tokens or too many, or the engine failed.
+            ValueError: A hidden state is missing or not finite.
+        """
 
     def read(self, states: Sequence[str], *, step: Step = lambda *_: None) -> Hidden:
         """See ``StateReader.read``.
@@ -95,40 +113,59 @@ class EngineReader:
         step(done, len(states))
         for start in range(0, len(missing), TOGETHER):
             some = missing[start : start + TOGETHER]
-            kept.add(some, self._evaluate(some))
+            kept.add(some, self._evaluated(some))
             done += len(some)
             step(done, len(states))
         step(len(states), len(states))
         return np.array([kept[state] for state in states], np.float32).reshape(len(states), self._size)
 
-    def _evaluate(self, states: Sequence[str]) -> list[Hidden]:
+    def _evaluated(self, states: Sequence[str]) -> list[Hidden]:
         try:
-            job = ScoreJob(prompts=tuple(map(self._prompt, states)), deadline=time.monotonic() + _DEADLINE_S)
-            scores = self._engine.submit_score(job).result()
+            found, tokens = self._evaluate(states)
         except Problem as problem:
             if len(states) > 1:
                 # One of them is to blame: it alone is named.
-                return [found for state in states for found in self._evaluate([state])]
+                return [found for state in states for found in self._evaluated([state])]
             raise CommandError(
                 f"the state that begins with {states[0][:60]!r} cannot be evaluated: {problem.message}",
                 code=ExitCode.USAGE,
-                hint="A longer context takes longer states: --context-tokens.",
+                hint="A longer context takes longer states (--context-tokens); a state without tokens is no case.",
             ) from problem
-        self.evaluated_states += len(scores)
-        self.evaluated_tokens += sum(score.tokens.evaluated for score in scores)
-        found = [score.hidden for score in scores]
-        if any(each is None or not np.isfinite(each).all() for each in found):
-            raise CommandError(
-                "the model's hidden states are not finite; the model file may be damaged", code=ExitCode.MODEL
-            )
-        return [each for each in found if each is not None]
+        except ValueError as error:
+            raise CommandError(str(error), code=ExitCode.MODEL) from error
+        self.evaluated_states += len(states)
+        self.evaluated_tokens += tokens
+        return found
 
-    def _prompt(self, state: str) -> ScorePrompt:
-        tokens = tuple(self._engine.encode([Piece(state)], start=False))
-        if not tokens:
-            raise CommandError(f"the state {state!r} has no tokens", code=ExitCode.USAGE, hint="Remove the case.")
-        shared = (Segment(self._before), Segment(tokens, private=True))
-        return ScorePrompt(shared=shared, tail=self._after, hidden=True)
+
+class EngineReader(KeptReader):
+    """Reads hidden states with an engine.
+
+    Args:
+        engine: A running engine; not closed.
+        wording: Name of the words around a state.
+        cache: Folder of kept hidden states; None keeps none.
+    """
+
+    def __init__(self, engine: Engine, *, wording: str, cache: Path | None) -> None:
+        self._states = HiddenStates(engine, wording=wording)
+        identity = engine.identity
+        depends_on = DependsOn(
+            model_sha256=identity.model.sha256,
+            prompt_sha256=self._states.prompt_sha256,
+            llama_cpp=identity.llama_cpp,
+            device=identity.device,
+            embedding_size=identity.model.embedding_size,
+        )
+        super().__init__(depends_on, cache=cache)
+
+    def tokens_of(self, states: Sequence[str]) -> float:
+        """Return the tokens that a state costs behind the kept words, on average over states, of which there is one."""
+        return sum(map(self._states.tokens_of, states)) / len(states)
+
+    def _evaluate(self, states: Sequence[str]) -> tuple[list[Hidden], int]:
+        before = self._states.evaluated_tokens
+        return self._states.evaluate(states), self._states.evaluated_tokens - before
 
 
 @dataclass(slots=True)

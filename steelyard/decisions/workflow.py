@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -236,8 +236,8 @@ def stale(head: Head, done: FittedDecision) -> list[str]:
     ]
 
 
-def facts(contract: Contract, cases: Cases, head: Head | None) -> dict[str, object]:
-    """Return what a person asks first of a decision, by name."""
+def facts(contract: Contract, cases: Cases, heads: Sequence[Head]) -> dict[str, object]:
+    """Return what a person asks first of a decision, by name. Figures are of its first head."""
     counts = Counter(case.label for case in cases.cases)
     said: dict[str, object] = {
         "decision": contract.full_name,
@@ -251,7 +251,9 @@ def facts(contract: Contract, cases: Cases, head: Head | None) -> dict[str, obje
         "cases": len(cases),
         "cases_sha256": cases.sha256,
     }
-    if head is not None:
+    if heads:
+        head = heads[0]
+        said["llama_cpp"] = {each.description.bound.llama_cpp: each.sha256 for each in heads}
         said |= {"head_sha256": head.sha256, "bound": head.description.bound.model_dump()}
         said["measured"] = head.description.measured.model_dump(mode="json")
         said["up_to_date"] = (

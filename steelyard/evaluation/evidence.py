@@ -78,12 +78,13 @@ class Judged:
 
 def wanted_evidence(environment: Environment, release: Release) -> list[Wanted]:
     """Return what evaluations must be of before a release comes to an environment, each once."""
-    found: dict[tuple[str, str], Wanted] = {}
+    found: dict[tuple[str, str, str], Wanted] = {}
     for name, served in all_served(environment, release).items():
         if environment.endpoints[name].kind != "decision":
             continue
         for decision in served.decisions or (None,):
-            key = (served.model.weights_sha256, decision.name if decision else "")
+            head = decision.head.sha256 if decision and decision.head else ""
+            key = (served.model.weights_sha256, decision.name if decision else "", head)
             found.setdefault(key, Wanted(endpoint=name, model=served.model, decision=decision))
     return list(found.values())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from steelyard.releases.checks import (
     served_faults,
 )
 from steelyard.releases.codebuild import FinishedBuild, WantedBuild, Watcher, run_builds
-from steelyard.releases.compatibility import check_release, llama_cpp_version
+from steelyard.releases.compatibility import check_release
 from steelyard.releases.local import run_builds_here
 from steelyard.releases.manifest import (
     FOLDER,
@@ -39,9 +39,9 @@ from steelyard.releases.manifest import (
     sealed,
     write_release,
 )
-from steelyard.releases.packing import PackedDecision, pack, place
+from steelyard.releases.packing import PackedDecision, for_builds, pack, place
 from steelyard.releases.plan import Plan, fits, image_project, model_project
-from steelyard.releases.served import all_served
+from steelyard.releases.served import all_served, fit_hint
 from steelyard.releases.source import Checkout
 from steelyard.releases.tags import tag_images
 from steelyard_base.exit_codes import CommandError, ExitCode
@@ -81,6 +81,16 @@ class Order:
     checkout: Checkout
     note: str | None = None
     allow_critical: bool = False
+
+    @property
+    def decisions(self) -> tuple[PackedDecision, ...]:
+        """The decisions with the heads that its images can serve."""
+        return decisions_of(self.plan, self.bases)
+
+
+def decisions_of(plan: Plan, bases: Bases) -> tuple[PackedDecision, ...]:
+    """Return a plan's decisions with the heads for the builds of llama.cpp that its images get."""
+    return for_builds(plan.decisions, {bases[each].llama_cpp for each in plan.images if each in bases})
 
 
 def build_release(
@@ -127,7 +137,7 @@ def build_release(
     data = sealed(_content(aws, order, wanted, finished, published))
     release = parse_release(data, source="that was built")
     check_release(order.environment, release)
-    place_decisions(aws, order.environment, release, order.plan.decisions, bucket=order.bucket, say=say)
+    place_decisions(aws, order.environment, release, order.decisions, bucket=order.bucket, say=say)
     tag_images(aws, order.environment, release, tell=say)
     say("comparing with what is in S3 and ECR")
     faulty = [
@@ -179,10 +189,8 @@ def _check_heads(order: Order) -> None:
         CommandError: With what each head was fitted for.
     """
     files = {name: find(name).file.sha256 for name in order.plan.models.values()}
-    for packed in order.plan.decisions:
-        if (head := packed.released.head) is None:
-            continue
-        if head.model_sha256 not in files.values():
+    for packed in order.decisions:
+        if (head := packed.released.head) is not None and head.model_sha256 not in files.values():
             had = ", ".join(f"{name} ({sha256})" for name, sha256 in files.items())
             raise CommandError(
                 f"the head of {packed.released.name} was fitted on the model file {head.model_sha256}, and the release "
@@ -190,15 +198,18 @@ def _check_heads(order: Order) -> None:
                 code=ExitCode.USAGE,
                 hint="Fit it on a model of the release: steelyard decision fit --model. Or leave the decision out.",
             )
+    for name in {each.released.name: None for each in order.plan.decisions}:
+        heads = [each.released for each in order.plan.decisions if each.released.name == name]
         for hardware in order.plan.images:
             build = base_for(order.bases, hardware).llama_cpp
-            if (version := llama_cpp_version(build)) != head.llama_cpp:
+            if not any(each.fits((build,)) for each in heads):
+                there = " and ".join(each.head.llama_cpp for each in heads if each.head)
                 raise CommandError(
-                    f"the head of {packed.released.name} was fitted with llama.cpp {head.llama_cpp}, and the image for "
-                    f"{hardware.value} gets {build}, which calls itself {version or 'something that abi.toml lacks'}",
+                    f"the head of {name} was fitted with llama.cpp {there}, and the image for {hardware.value} gets "
+                    f"{build}",
                     code=ExitCode.USAGE,
-                    hint="Fit it with that build of llama.cpp, or leave the decision out: a head reads numbers that "
-                    "another build gives differently.",
+                    hint=f"A head reads numbers that another build gives differently: {fit_hint(name)}, an image of "
+                    "ours on that base. Or leave the decision out.",
                 )
 
 
@@ -208,9 +219,10 @@ def matching_release(plan: Plan, source: ReleaseSource, bases: Bases, *, folder:
     Raises:
         CommandError: A manifest in the folder is refused.
     """
+    decided = replace(plan, decisions=decisions_of(plan, bases))
     for name in release_names(folder):
         release = load_release(name, folder=folder)
-        if fits(release, plan, source) and _on_bases(release, bases):
+        if fits(release, decided, source) and _on_bases(release, bases):
             return release
     return None
 
@@ -326,7 +338,7 @@ def _content(
         "models": {role: models[name] for role, name in order.plan.models.items()},
         "images": {kind: given for kind, given in (("chat", chat), ("decision", decision)) if given},
         "prompts": prompt_versions(),
-        "decision_contracts": [each.released.model_dump(mode="json") for each in order.plan.decisions],
+        "decision_contracts": [each.released.model_dump(mode="json") for each in order.decisions],
         "calibrations": [],
         "evaluation_reports": [],
     }

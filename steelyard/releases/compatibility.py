@@ -6,16 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from steelyard.environments.schema import Endpoint, Environment, endpoint_faults
 from steelyard.releases.manifest import Release
-from steelyard.releases.served import head_faults, served_by
+from steelyard.releases.served import head_faults, served_by, serving_build
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.declared_endpoint import Check, check_endpoint_image
 from steelyard_constructs.images import ImageReference
 from steelyard_constructs.refusal import Refused
-from steelyard_runtime.engine.abi import table
 
 SHADOWS_VARIABLE = "STEELYARD_SHADOW_DECISIONS"
-BUNDLED = "bundled"
-"""The library that the binding of a checkout brings along, in the table of builds."""
 
 
 def check_release(environment: Environment, release: Release) -> None:
@@ -57,12 +54,9 @@ def _check_served(endpoint: Endpoint, release: Release) -> None:
     _check_shadows(endpoint, [each.name for each in served.decisions])
     if not served.decisions:
         return
-    image = release.image(endpoint.kind, endpoint.hardware)
-    # A sample's image stands for none: processes of this checkout serve, with the library that its binding brings.
-    llama_cpp = BUNDLED if release.sample else image.llama_cpp
-    version = llama_cpp_version(llama_cpp)
+    llama_cpp = serving_build(release, endpoint)
     for decision in served.decisions:
-        for fault in head_faults(decision, served.model, llama_cpp=llama_cpp, version=version):
+        for fault in head_faults(decision, served.model, llama_cpp=llama_cpp):
             raise Refused(fault)
 
 
@@ -74,11 +68,6 @@ def _check_shadows(endpoint: Endpoint, served: Sequence[str]) -> None:
             f"{SHADOWS_VARIABLE} names {absent[0]}, which the endpoint does not serve; it serves "
             f"{', '.join(served) or 'no registered decisions'}: add it to decisions, or take the shadow out"
         )
-
-
-def llama_cpp_version(build: str) -> str | None:
-    """The name that a build of llama.cpp gives itself; None where that is not known."""
-    return next((pair.llama_version for pair in table() if pair.llama_cpp == build), None)
 
 
 def _check_image(environment: Environment, endpoint: Endpoint, release: Release) -> None:

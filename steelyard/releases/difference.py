@@ -55,8 +55,11 @@ def _parts(release: Release) -> Iterator[tuple[str, dict[str, str]]]:
         for hardware, image in images.items():
             yield f"images.{kind}.{hardware}", dict(_values(image))
     for name in ("prompts", "decision_contracts", "calibrations", "evaluation_reports"):
+        names = [part["name"] for part in data[name]]
         for part in data[name]:
-            yield f"{name}.{part['name']}", dict(_values(part))
+            # A decision is there once for each build of llama.cpp that it has a head for.
+            build = f" with {part['head']['llama_cpp']}" if names.count(part["name"]) > 1 else ""
+            yield f"{name}.{part['name']}{build}", dict(_values(part))
 
 
 def _values(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ import operator
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -225,7 +225,7 @@ class ReleasedHead(Strict):
     sha256: Annotated[Sha256, Field(description="Hash of its head.json, which names that of its numbers.")]
     model_sha256: Annotated[Sha256, Field(description="Hash of the model file that it was fitted on.")]
     llama_cpp: Annotated[
-        str, Field(min_length=1, description="What the build of llama.cpp that it was fitted with calls itself.")
+        str, Field(min_length=1, description="Build of llama.cpp that it was fitted with, such as b10433.")
     ]
 
 
@@ -241,6 +241,10 @@ class ReleasedDecision(Strict):
     def content(self) -> DecisionContent:
         """Its name, and the hashes of what it says and knows."""
         return DecisionContent(self.name, self.contract_sha256, self.head.sha256 if self.head else None)
+
+    def fits(self, builds: Collection[str]) -> bool:
+        """Return whether one of these builds of llama.cpp can serve it: its head was fitted with it, or it has none."""
+        return self.head is None or self.head.llama_cpp in builds
 
 
 class Part(Strict):
@@ -288,7 +292,11 @@ class Release(Strict):
         Field(description="The words that the server puts around a decision; the hash is of prompts with them."),
     ] = ()
     decision_contracts: Annotated[
-        Listed[ReleasedDecision], Field(description="Registered decisions that its endpoints can serve.")
+        Listed[ReleasedDecision],
+        Field(
+            description="Registered decisions that its endpoints can serve; one once for each build of llama.cpp that "
+            "it has a head for."
+        ),
     ] = ()
     calibrations: Annotated[Listed[Part], Field(description="Calibrations; none exist yet.")] = ()
     evaluation_reports: Annotated[Listed[Part], Field(description="Evaluation reports; none exist yet.")] = ()
@@ -320,9 +328,14 @@ class Release(Strict):
     @field_validator("decision_contracts")
     @classmethod
     def _each_once(cls, value: tuple[ReleasedDecision, ...]) -> tuple[ReleasedDecision, ...]:
-        names = [each.name for each in value]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"the decision {twice[0]} is there twice; a version has one contract and one head")
+        for name in {each.name: None for each in value}:
+            same = [each for each in value if each.name == name]
+            builds = {each.head.llama_cpp if each.head else "" for each in same}
+            if len(builds) < len(same) or len({each.contract_sha256 for each in same}) > 1:
+                raise ValueError(
+                    f"the decision {name} is there twice; a version has one contract, and one head for each build of "
+                    "llama.cpp"
+                )
         return value
 
     def model(self, role: str) -> ReleasedModel:

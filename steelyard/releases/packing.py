@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steelyard.aws.session import Aws, aws_errors
 from steelyard.releases.manifest import MODEL_MANIFEST, ReleasedDecision, ReleasedFile, ReleasedHead
 from steelyard.releases.served import Served
 from steelyard_base.exit_codes import CommandError, ExitCode
+
+if TYPE_CHECKING:
+    from steelyard_runtime.decisions.contract import Contract
 
 DECISIONS = Path(__file__).resolve().parents[2] / "decisions"
 
@@ -32,20 +35,30 @@ class PackedDecision:
     files: Mapping[str, bytes]
 
 
-def pack(names: Iterable[str], *, folder: Path = DECISIONS) -> tuple[PackedDecision, ...]:
-    """Read registered decisions, each called ``NAME@VERSION``, in the order of their names.
+def pack(names: Iterable[str], *, folder: Path | None = None) -> tuple[PackedDecision, ...]:
+    """Read registered decisions, each called ``NAME@VERSION``, in the order of their names: once with each head.
 
-    A decision lies in a folder of that name, or of the name without the version.
+    A decision lies in a folder of that name, or of the name without the version. Its heads are for different builds of
+    llama.cpp.
+
+    Args:
+        names: The decisions.
+        folder: Where they are; None means ``decisions/`` of this checkout.
 
     Raises:
         CommandError: There is none of that version, or its files are refused.
     """
-    return tuple(_packed(name, folder) for name in sorted(set(names)))
+    return tuple(each for name in sorted(set(names)) for each in _packed(name, folder or DECISIONS))
 
 
-def _packed(name: str, folder: Path) -> PackedDecision:
-    from steelyard_runtime.decisions.head import DESCRIPTION_FILE, TENSORS_FILE
-    from steelyard_runtime.decisions.registry import CONTRACT_FILE, RegistryError, load_decision
+def for_builds(packed: Iterable[PackedDecision], builds: Collection[str]) -> tuple[PackedDecision, ...]:
+    """Return those that images with these builds of llama.cpp can serve, in the order given."""
+    return tuple(each for each in packed if each.released.fits(builds))
+
+
+def _packed(name: str, folder: Path) -> Iterator[PackedDecision]:
+    from steelyard_runtime.decisions.head import head_folders
+    from steelyard_runtime.decisions.registry import CONTRACT_FILE, RegistryError, load_contract
 
     places = [folder / name, folder / name.partition("@")[0]]
     place = next((each for each in places if (each / CONTRACT_FILE).is_file()), None)
@@ -56,31 +69,54 @@ def _packed(name: str, folder: Path) -> PackedDecision:
             hint="Make one: steelyard decision new",
         )
     try:
-        found = load_decision(place)
+        contract = load_contract(place)
     except RegistryError as error:
         raise CommandError(f"the decision {name} cannot be released: {error}", code=ExitCode.USAGE) from error
-    if found.contract.full_name != name:
+    if contract.full_name != name:
         raise CommandError(
-            f"{place} has {found.contract.full_name}, and {name} is wanted",
+            f"{place} has {contract.full_name}, and {name} is wanted",
             code=ExitCode.USAGE,
             hint=f"Name the version that is there, or put the other one into {places[0]}.",
         )
-    roles = {CONTRACT_FILE: "contract"} | ({DESCRIPTION_FILE: "head", TENSORS_FILE: "numbers"} if found.head else {})
-    files = {file: (place / file).read_bytes() for file in roles}
+    for heads in head_folders(place) if contract.readout.strategy == "head" else (None,):
+        yield _with_head(contract, place, heads)
+
+
+def _with_head(contract: Contract, place: Path, heads: Path | None) -> PackedDecision:
+    from steelyard_runtime.decisions.head import DESCRIPTION_FILE, TENSORS_FILE, HeadError, load_head
+    from steelyard_runtime.decisions.registry import CONTRACT_FILE
+
+    name = contract.full_name
+    files = {CONTRACT_FILE: ("contract", (place / CONTRACT_FILE).read_bytes())}
     head = None
-    if found.head is not None:
-        bound = found.head.description.bound
-        head = ReleasedHead(sha256=found.head.sha256, model_sha256=bound.model_sha256, llama_cpp=bound.llama_cpp)
+    if heads is not None:
+        try:
+            loaded = load_head(heads)
+        except HeadError as error:
+            raise CommandError(f"the decision {name} cannot be released: {error}", code=ExitCode.USAGE) from error
+        bound = loaded.description.bound
+        if bound.question_sha256 != contract.question_sha256:
+            raise CommandError(
+                f"the decision {name} cannot be released: the head in {heads} was fitted for another question, other "
+                "options or another readout",
+                code=ExitCode.USAGE,
+                hint=f"Fit it again: steelyard decision fit {contract.name}. Or remove it.",
+            )
+        head = ReleasedHead(sha256=loaded.sha256, model_sha256=bound.model_sha256, llama_cpp=bound.llama_cpp)
+        files |= {
+            file: (role, (heads / file).read_bytes())
+            for file, role in ((DESCRIPTION_FILE, "head"), (TENSORS_FILE, "numbers"))
+        }
     released = ReleasedDecision(
         name=name,
-        contract_sha256=found.contract.sha256,
+        contract_sha256=contract.sha256,
         head=head,
         files=tuple(
-            ReleasedFile(name=file, role=roles[file], size=len(body), sha256=hashlib.sha256(body).hexdigest())
-            for file, body in files.items()
+            ReleasedFile(name=file, role=role, size=len(body), sha256=hashlib.sha256(body).hexdigest())
+            for file, (role, body) in files.items()
         ),
     )
-    return PackedDecision(released=released, files=files)
+    return PackedDecision(released=released, files={file: body for file, (_, body) in files.items()})
 
 
 def place(aws: Aws, served: Served, packed: Sequence[PackedDecision], *, bucket: str) -> None:
@@ -120,18 +156,27 @@ def place(aws: Aws, served: Served, packed: Sequence[PackedDecision], *, bucket:
 
 def _bodies(served: Served, packed: Sequence[PackedDecision]) -> dict[str, bytes]:
     """The decisions' files by their names below the key, each proved to be the release's."""
-    here = {each.released.name: each for each in packed}
+    here: dict[str, PackedDecision] = {}
     for decision in served.decisions:
-        if (found := here[decision.name].released) != decision:
+        same_name = [each for each in packed if each.released.name == decision.name]
+        same = next((each for each in same_name if each.released == decision), None)
+        if same is None:
+            others = " and ".join(_hashes(each.released) for each in same_name) or "none"
             raise CommandError(
-                f"decisions/ has another {decision.name} than the release: contract {found.contract_sha256[:12]} and "
-                f"head {found.head.sha256[:12] if found.head else 'none'}, and the release has "
-                f"{decision.contract_sha256[:12]} and {decision.head.sha256[:12] if decision.head else 'none'}",
+                f"decisions/ has another {decision.name} than the release: {others}, and the release has "
+                f"{_hashes(decision)}",
                 code=ExitCode.USAGE,
                 hint="A release names hashes; the files come from this checkout. Check out decisions/ of the commit "
                 "that has the release, or build a release of those that are here.",
             )
+        here[decision.name] = same
     return {name: here[of].files[file] for name, ((of, file), _) in served.decision_objects().items()}
+
+
+def _hashes(decision: ReleasedDecision) -> str:
+    head = decision.head
+    fitted = f"head {head.sha256[:12]} for llama.cpp {head.llama_cpp}" if head else "no head"
+    return f"contract {decision.contract_sha256[:12]} and {fitted}"
 
 
 def copy_object(s3: Any, source: tuple[str, str], target: tuple[str, str], *, sha256: str) -> None:

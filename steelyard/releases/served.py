@@ -17,6 +17,7 @@ from steelyard.releases.manifest import Release, ReleasedDecision, ReleasedModel
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.model_artifact import ModelArtifact
 from steelyard_runtime.decisions.content import content_sha256
+from steelyard_runtime.engine.abi import BUNDLED, binding_for
 
 FOLDER = "decisions"
 """Beside the model file; where the server looks for registered decisions by itself."""
@@ -78,7 +79,11 @@ def served_by(release: Release, endpoint: Endpoint) -> Served:
     model = release.model(endpoint.role)
     if endpoint.kind != "decision":
         return Served(model=model)
-    known = {each.name: each for each in release.decision_contracts}
+    build = serving_build(release, endpoint)
+    known: dict[str, ReleasedDecision] = {}
+    for each in release.decision_contracts:
+        if each.name not in known or each.fits((build,)):
+            known[each.name] = each
     if endpoint.decisions is None:
         names = [each.name for each in known.values() if belongs_to(each, model)]
     else:
@@ -92,6 +97,15 @@ def served_by(release: Release, endpoint: Endpoint) -> Served:
     return Served(model=model, decisions=tuple(known[name] for name in sorted(names)))
 
 
+def serving_build(release: Release, endpoint: Endpoint) -> str:
+    """Return the build of llama.cpp behind an endpoint; empty where the release has no image for it."""
+    if release.sample:
+        # Its images stand for none: processes of this checkout serve, with the library that its binding brings.
+        return binding_for(BUNDLED).build
+    image = release.images.get(endpoint.kind, {}).get(endpoint.hardware)
+    return "" if image is None else image.llama_cpp
+
+
 def all_served(environment: Environment, release: Release) -> Mapping[str, Served]:
     """Return what the endpoints of an environment serve of a release's models, by their names."""
     return {name: served_by(release, each) for name, each in environment.endpoints.items() if each.hub is None}
@@ -102,16 +116,13 @@ def belongs_to(decision: ReleasedDecision, model: ReleasedModel) -> bool:
     return decision.head is None or decision.head.model_sha256 == model.weights_sha256
 
 
-def head_faults(
-    decision: ReleasedDecision, model: ReleasedModel, *, llama_cpp: str, version: str | None
-) -> Iterator[str]:
+def head_faults(decision: ReleasedDecision, model: ReleasedModel, *, llama_cpp: str) -> Iterator[str]:
     """Yield a sentence for each thing that a head was fitted for and that its server is not.
 
     Args:
         decision: The decision.
         model: The model that it is served with.
         llama_cpp: The build of llama.cpp that serves it, such as ``b10435``.
-        version: What that build calls itself; None where that is not known.
     """
     if decision.head is None:
         return
@@ -120,13 +131,13 @@ def head_faults(
             f"the head of {decision.name} was fitted on the model file {decision.head.model_sha256}, and {model.name} "
             f"has {model.weights_sha256}; fit it on that one: steelyard decision fit"
         )
-    if version is None:
+    if not decision.fits((llama_cpp,)):
         yield (
-            f"the head of {decision.name} was fitted with llama.cpp {decision.head.llama_cpp}, and what {llama_cpp} "
-            "calls itself is not known; measure it, and add its llama_version to abi.toml"
+            f"the head of {decision.name} was fitted with llama.cpp {decision.head.llama_cpp}, and {llama_cpp} serves "
+            f"it; {fit_hint(decision.name)}"
         )
-    elif decision.head.llama_cpp != version:
-        yield (
-            f"the head of {decision.name} was fitted with llama.cpp {decision.head.llama_cpp}, and the image has "
-            f"{llama_cpp}, which calls itself {version}; fit it with that build"
-        )
+
+
+def fit_hint(name: str) -> str:
+    """Return how a head for the build of an image is made, for the decision ``NAME@VERSION``."""
+    return f"fit it with that build: steelyard decision fit {name.partition('@')[0]} --image IMAGE"

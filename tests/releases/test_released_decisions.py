@@ -116,7 +116,7 @@ def test_other_bytes_lie_under_another_key() -> None:
     ("change", "sentence"),
     [
         ({"model_sha256": "0" * 64}, "was fitted on the model file 0{64}, and gemma-3-270m has a5fd3b62"),
-        ({"llama_cpp": "0.1.0-dev"}, "llama.cpp 0.1.0-dev, and the image has bundled, which calls itself 0.5.0-dev"),
+        ({"llama_cpp": "b10435"}, "llama.cpp b10435, and bundled-0.3.36 serves it; fit it with that build: steelyard"),
     ],
 )
 def test_a_head_of_something_else_is_refused_before_anything_starts(change: dict[str, str], sentence: str) -> None:
@@ -183,6 +183,61 @@ def test_a_release_of_new_decisions_builds_nothing_and_they_lie_beside_the_model
     assert list(served_faults(aws, served, bucket=account.bucket)) == []
 
 
+def with_head_for(build: str, folder: Path) -> Path:
+    """The example in ``folder``, with the same numbers for another build of llama.cpp beside its own head."""
+    place = shutil.copytree(DECISIONS / "support-route", folder / "support-route")
+    beside = place / "heads" / build
+    beside.mkdir(parents=True)
+    shutil.copy(place / "head.safetensors", beside)
+    head = json.loads((place / "head.json").read_text())
+    head["bound"]["llama_cpp"] = build
+    (beside / "head.json").write_text(json.dumps(head))
+    return folder
+
+
+def test_a_decision_with_two_heads_is_released_with_those_of_the_images(
+    aws: Aws, account: Account, tmp_path: Path
+) -> None:
+    packed = pack([EXAMPLE], folder=with_head_for("b10433", tmp_path / "decisions"))
+    assert [each.released.head.llama_cpp for each in packed if each.released.head] == ["bundled-0.3.36", "b10433"]
+    plan = dataclasses.replace(plan_for(account.environment()), decisions=packed)
+    order = account.order(plan=plan)
+    release, _ = build_release(aws, order, SILENT, folder=tmp_path / "releases", poll_s=0.05)
+    assert release.decision_contracts == (packed[1].released,)
+    assert matching_release(plan, order.checkout.source, order.bases, folder=tmp_path / "releases") == release
+
+
+def test_each_endpoint_gets_the_head_for_its_build(tmp_path: Path) -> None:
+    """One release for images of two builds: what each is given, and where it lies, differ."""
+    here, there = pack([EXAMPLE], folder=with_head_for("b10433", tmp_path))
+    data = load_release().model_dump(mode="json", exclude_none=True)
+    data["decision_contracts"] = [each.released.model_dump(mode="json") for each in (there, here)]
+    both = Release.model_validate(data)
+    one = environment().endpoints["one"]
+    assert served_by(both, one).decisions == (here.released,)  # a sample's are processes of this checkout
+    check_release(environment(decisions=[EXAMPLE]), both)
+    on_image = both.model_copy(update={"sample": False})
+    assert served_by(on_image, one).decisions == (there.released,)
+    assert served_by(on_image, one).key != served_by(both, one).key
+    assert {each.part for each in changes(load_release(), both)} == {
+        *(f"decision_contracts.{EXAMPLE}", f"decision_contracts.{EXAMPLE} with b10433"),
+        f"decision_contracts.{EXAMPLE} with bundled-0.3.36",
+    }
+    data["decision_contracts"][1]["head"]["llama_cpp"] = "b10433"
+    with pytest.raises(ValueError, match="support-route@1 is there twice; a version has one contract, and one head"):
+        Release.model_validate(data)
+
+
+def test_a_head_for_another_question_is_not_packed(tmp_path: Path) -> None:
+    folder = with_head_for("b10433", tmp_path)
+    path = folder / "support-route" / "heads" / "b10433" / "head.json"
+    head = json.loads(path.read_text())
+    head["bound"]["question_sha256"] = "0" * 64
+    path.write_text(json.dumps(head))
+    with pytest.raises(CommandError, match="heads/b10433 was fitted for another question"):
+        pack([EXAMPLE], folder=folder)
+
+
 def test_a_head_of_another_build_or_model_is_refused_before_anything_is_built(
     aws: Aws, account: Account, tmp_path: Path
 ) -> None:
@@ -196,9 +251,10 @@ def test_a_head_of_another_build_or_model_is_refused_before_anything_is_built(
             build_release(aws, account.order(plan=plan), SILENT, folder=tmp_path / "releases", poll_s=0.05)
         return refused.value.message
 
-    assert "with llama.cpp 0.5.0-dev, and the image for cpu gets b10433, which calls itself something" in refusal()
+    told = refusal()
+    assert "with llama.cpp bundled-0.3.36, and the image for cpu gets b10433" in told
     said = json.loads(head.read_text())
-    said["bound"]["model_sha256"] = "0" * 64
+    said["bound"] |= {"model_sha256": "0" * 64, "llama_cpp": "b10433"}
     head.write_text(json.dumps(said))
     assert f"was fitted on the model file {'0' * 64}, and the release gets gemma-3-270m" in refusal()
     assert account.builds("ImageProjectCpu") == []

@@ -7,6 +7,7 @@ in 64 bits and in a fixed order: the same hidden state gives the same bits, what
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,11 @@ from steelyard_runtime.scoring.words import MAX_TERMS, Vocabulary, Words
 
 DESCRIPTION_FILE = "head.json"
 TENSORS_FILE = "head.safetensors"
+HEADS = "heads"
+"""Folder of the heads for other builds of llama.cpp, each in a folder called like its build."""
 MAX_DESCRIPTION_BYTES = 4 << 20
 MAX_TENSOR_BYTES = 512 << 20
+_BUILD = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 
 Array = npt.NDArray[np.float64]
 CalibrationName = Literal["temperature", "vector", "isotonic"]
@@ -275,7 +279,7 @@ class Head:
             raise HeadError(
                 f"the head of {contract.full_name} does not belong to what it is used with; "
                 + "; ".join(differing)
-                + f". Fit it again: steelyard decision fit {contract.name}"
+                + f". Fit it again: steelyard decision fit {contract.name}, with --image IMAGE for a build in an image"
             )
 
 
@@ -313,6 +317,23 @@ def head_files(description: Description, linear: Linear) -> dict[str, bytes]:
         }
     )
     return {TENSORS_FILE: body, DESCRIPTION_FILE: (described.model_dump_json(indent=1) + "\n").encode()}
+
+
+def folder_for_build(folder: Path, llama_cpp: str) -> Path:
+    """Return where the head of a decision's folder for one build of llama.cpp lies, if it is not the folder's own.
+
+    Raises:
+        HeadError: The build's name is none of a folder.
+    """
+    if not _BUILD.fullmatch(llama_cpp):
+        raise HeadError(f"{llama_cpp!r} is no name of a build of llama.cpp, such as b10435")
+    return folder / HEADS / llama_cpp
+
+
+def head_folders(folder: Path) -> tuple[Path, ...]:
+    """Return the folders of all heads of a decision: its own first, then those for other builds by their names."""
+    others = sorted(path.parent for path in (folder / HEADS).glob(f"*/{DESCRIPTION_FILE}"))
+    return ((folder,) if (folder / DESCRIPTION_FILE).exists() or not others else ()) + tuple(others)
 
 
 def load_head(folder: Path) -> Head:

@@ -12,7 +12,7 @@ from steelyard_runtime.contracts.text import labelled
 from steelyard_runtime.decision import Option, Question, Registration, Ruling
 from steelyard_runtime.decisions.content import DecisionContent, content_sha256
 from steelyard_runtime.decisions.contract import MAX_FILE_BYTES, Contract, ContractError, parse_contract
-from steelyard_runtime.decisions.head import Head, HeadError, load_head
+from steelyard_runtime.decisions.head import DESCRIPTION_FILE, Head, HeadError, folder_for_build, load_head
 from steelyard_runtime.decisions.policy import decide
 from steelyard_runtime.decisions.readout import HeadReadout
 from steelyard_runtime.engine.interface import EngineIdentity
@@ -246,8 +246,12 @@ def check_content(registry: Registry, wanted: str | None, *, folder: Path | None
     )
 
 
-def load_registry(folder: Path) -> Registry:
+def load_registry(folder: Path, *, llama_cpp: str | None = None) -> Registry:
     """Load every decision of a folder; a folder in it is one decision, called ``NAME`` or ``NAME@VERSION``.
+
+    Args:
+        folder: The folder.
+        llama_cpp: The build of llama.cpp that serves: heads for it come before those of the folders themselves.
 
     Raises:
         RegistryError: The folder or a file in it cannot be read, is wrong, or is there twice.
@@ -258,7 +262,7 @@ def load_registry(folder: Path) -> Registry:
         raise RegistryError(f"the folder of decisions {folder} cannot be read: {error.strerror}") from error
     found: dict[str, Registered] = {}
     for path in inside:
-        each = load_decision(path)
+        each = load_decision(path, llama_cpp=llama_cpp)
         if each.contract.full_name in found:
             raise RegistryError(f"{folder} has the decision {each.contract.full_name} twice; remove one")
         found[each.contract.full_name] = each
@@ -266,11 +270,26 @@ def load_registry(folder: Path) -> Registry:
     return Registry({each.contract.full_name: each for each in in_order})
 
 
-def load_decision(folder: Path) -> Registered:
-    """Load one decision from its folder, called ``NAME`` or ``NAME@VERSION``.
+def load_decision(folder: Path, *, llama_cpp: str | None = None) -> Registered:
+    """Load one decision from its folder, called ``NAME`` or ``NAME@VERSION``. Arguments as of ``load_registry``.
 
     Raises:
         RegistryError: A file in it cannot be read, or is wrong.
+    """
+    contract = load_contract(folder)
+    if contract.readout.strategy != "head":
+        return Registered(contract=contract, head=None)
+    try:
+        return Registered(contract=contract, head=load_head(_head_folder(folder, llama_cpp)))
+    except HeadError as error:
+        raise RegistryError(str(error)) from error
+
+
+def load_contract(folder: Path) -> Contract:
+    """Load the contract of a decision's folder.
+
+    Raises:
+        RegistryError: It cannot be read, is wrong, or is another one than the folder is called.
     """
     path = folder / CONTRACT_FILE
     try:
@@ -282,12 +301,14 @@ def load_decision(folder: Path) -> Registered:
             f"{path} has the name {contract.name!r} and version {contract.version}, and lies in the folder "
             f"{folder.name!r}; call the folder {contract.name} or {contract.full_name}"
         )
-    if contract.readout.strategy != "head":
-        return Registered(contract=contract, head=None)
-    try:
-        return Registered(contract=contract, head=load_head(folder))
-    except HeadError as error:
-        raise RegistryError(str(error)) from error
+    return contract
+
+
+def _head_folder(folder: Path, llama_cpp: str | None) -> Path:
+    if llama_cpp is None:
+        return folder
+    own = folder_for_build(folder, llama_cpp)
+    return own if (own / DESCRIPTION_FILE).exists() else folder
 
 
 def _text(path: Path) -> str:

@@ -47,7 +47,7 @@ def start_engine(settings: Settings, *, turns: Turns | None = None) -> LlamaEngi
 
 def _start(settings: Settings, turns: Turns | None) -> LlamaEngine:
     watch = Stopwatch()
-    abi.prove()
+    pair = abi.prove()
     watch.lap("library")
     files = model_files.resolve(settings.model_path)
     with ThreadPoolExecutor(1, thread_name_prefix="model-sha256") as pool:
@@ -86,7 +86,7 @@ def _start(settings: Settings, turns: Turns | None) -> LlamaEngine:
     identity = EngineIdentity(
         model=_model_info(files, model, sha256=sha256, allowed=allowed),
         probe=_untested(model.memory, note=note),
-        llama_cpp=llama.llama_version(),
+        llama_cpp=pair.build,
         binding=llama.BINDING,
         system_info=llama.system_info(),
         device="gpu" if model.offloaded else "cpu",

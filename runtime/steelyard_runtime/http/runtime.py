@@ -125,7 +125,7 @@ def build_services(settings: Settings, engine: Engine, *, strategies: Strategies
         eos_text=model.eos_text,
     )
     folder = folder_of(settings.decisions, model=Path(model.path))
-    registry = Registry() if folder is None else load_registry(folder)
+    registry = Registry() if folder is None else load_registry(folder, llama_cpp=engine.identity.llama_cpp)
     check_content(registry, settings.decisions_sha256, folder=folder)
     registry = with_shadows(registry, settings.shadows)
     decisions = DecisionService(engine, settings, template, strategies=strategies, registry=registry)
