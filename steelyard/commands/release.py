@@ -19,10 +19,12 @@ from steelyard.commands.app import App
 from steelyard.commands.options import AllowCritical, AllowDirty, BasesFile, Bootstrap, EnvironmentName, Json
 from steelyard.deploy import deployment
 from steelyard.environments.files import DEFAULT, load_environment, promotion_targets
+from steelyard.environments.schema import Environment
 from steelyard.models.storage import human_size
 from steelyard.releases.assemble import Order
 from steelyard.releases.bases import FILE, load_bases
 from steelyard.releases.checks import Finding, State, findings
+from steelyard.releases.decided import decide_again
 from steelyard.releases.difference import Change, changes
 from steelyard.releases.manifest import FOLDER, SAMPLE, Release, ReleasedDecision, load_release, release_names
 from steelyard.releases.plan import plan_for
@@ -54,6 +56,14 @@ def build(
     decision: Annotated[
         list[str] | None, typer.Option("--decision", help="NAME@VERSION: a registered decision that it has too.")
     ] = None,
+    based_on: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="A release whose images and models it has; only its decisions are those of now, and nothing is built.",
+            autocompletion=completion.releases,
+        ),
+    ] = None,
     meant_for: Annotated[
         list[str] | None,
         typer.Option("--for", help="Also for this environment; those of promotes_to in its file unless given."),
@@ -72,9 +82,18 @@ def build(
 
     CodeBuild builds in the account of your credentials; this follows its logs. What was built before from the same
     source is not built again, and after Ctrl-C the builds go on: run it again to follow them. The release is written
-    when all that it names has been found in S3 and ECR.
+    when all that it names has been found in S3 and ECR. With --from nothing is built: new heads go to the same images.
     """
     environment = load_environment(env)
+    if based_on is not None:
+        if model or image or local or allow_critical or allow_dirty or meant_for:
+            raise CommandError(
+                "--from takes the images and models of a release as they are; --model, --image, --for, --local, "
+                "--allow-dirty and --allow-critical are for those that are built",
+                code=ExitCode.USAGE,
+            )
+        _decide_again(environment, load_release(based_on), decision or (), note=note, to=to)
+        return
     targets = [load_environment(each) for each in meant_for] if meant_for else promotion_targets(environment)
     models = dict(map(_role, model or ()))
     plan = plan_for(environment, targets=targets, models=models, images=image or (), decisions=decision or ())
@@ -98,9 +117,24 @@ def build(
         allow_critical=allow_critical,
     )
     release, path = build_with_log(aws, order, here=local, to=to)
+    _tell_written(environment, release, path)
+
+
+def _decide_again(
+    environment: Environment, release: Release, decisions: Sequence[str], *, note: str | None, to: Path
+) -> None:
+    aws = Aws(environment.region)
+    bucket = deployment.artifact_bucket(aws, environment)
+    made, path = decide_again(
+        aws, environment, release, decisions, bucket=bucket, note=note, folder=to, say=console.note
+    )
+    _tell_written(environment, made, path)
+
+
+def _tell_written(environment: Environment, release: Release, path: Path) -> None:
     print_contents(release)
     console.out.print(Text(f"written to {path}"), soft_wrap=True)
-    console.note(f"next: commit it; steelyard up --env {env} --release {release.id}")
+    console.note(f"next: commit it; steelyard up --env {environment.name} --release {release.id}")
 
 
 def _role(text: str) -> tuple[str, str]:

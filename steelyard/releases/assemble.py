@@ -39,9 +39,9 @@ from steelyard.releases.manifest import (
     sealed,
     write_release,
 )
-from steelyard.releases.packing import PackedDecision, for_builds, pack, place
+from steelyard.releases.packing import PackedDecision, check_heads, for_builds, pack, place
 from steelyard.releases.plan import Plan, fits, image_project, model_project
-from steelyard.releases.served import all_served, fit_hint
+from steelyard.releases.served import all_served
 from steelyard.releases.source import Checkout
 from steelyard.releases.tags import tag_images
 from steelyard_base.exit_codes import CommandError, ExitCode
@@ -136,20 +136,43 @@ def build_release(
         finished |= run([each for each in wanted if each.label in gone], again=frozenset(gone))
     data = sealed(_content(aws, order, wanted, finished, published))
     release = parse_release(data, source="that was built")
-    check_release(order.environment, release)
-    place_decisions(aws, order.environment, release, order.decisions, bucket=order.bucket, say=say)
-    tag_images(aws, order.environment, release, tell=say)
+    put_in_place(aws, order.environment, release, order.decisions, bucket=order.bucket, say=say)
+    return write_release(data, folder=folder)
+
+
+def put_in_place(
+    aws: Aws,
+    environment: Environment,
+    release: Release,
+    decisions: Sequence[PackedDecision],
+    *,
+    bucket: str,
+    say: Callable[[str], None],
+) -> None:
+    """Put a new release's decisions beside its models, tag its images, and find all of it, before it is written.
+
+    Args:
+        aws: Where to.
+        environment: The environment.
+        release: The release.
+        decisions: Its decisions with their bytes.
+        bucket: The environment's bucket of artifacts.
+        say: Told each step.
+
+    Raises:
+        CommandError: It does not fit the environment, or a part of it is missing or differs.
+    """
+    check_release(environment, release)
+    place_decisions(aws, environment, release, decisions, bucket=bucket, say=say)
+    tag_images(aws, environment, release, tell=say)
     say("comparing with what is in S3 and ECR")
-    faulty = [
-        each for each in findings(aws, order.environment, release, bucket=order.bucket) if each.state is not State.OK
-    ]
+    faulty = [each for each in findings(aws, environment, release, bucket=bucket) if each.state is not State.OK]
     if faulty:
         raise CommandError(
             "what was built is not what is there, so no release was written:\n"
             + "\n".join(f"- {each.item}: {each.detail}" for each in faulty),
             hint="Find out who changed it. Built parts are never overwritten; delete what is wrong and run this again.",
         )
-    return write_release(data, folder=folder)
 
 
 def place_decisions(
@@ -188,29 +211,11 @@ def _check_heads(order: Order) -> None:
     Raises:
         CommandError: With what each head was fitted for.
     """
-    files = {name: find(name).file.sha256 for name in order.plan.models.values()}
-    for packed in order.decisions:
-        if (head := packed.released.head) is not None and head.model_sha256 not in files.values():
-            had = ", ".join(f"{name} ({sha256})" for name, sha256 in files.items())
-            raise CommandError(
-                f"the head of {packed.released.name} was fitted on the model file {head.model_sha256}, and the release "
-                f"gets {had}",
-                code=ExitCode.USAGE,
-                hint="Fit it on a model of the release: steelyard decision fit --model. Or leave the decision out.",
-            )
-    for name in {each.released.name: None for each in order.plan.decisions}:
-        heads = [each.released for each in order.plan.decisions if each.released.name == name]
-        for hardware in order.plan.images:
-            build = base_for(order.bases, hardware).llama_cpp
-            if not any(each.fits((build,)) for each in heads):
-                there = " and ".join(each.head.llama_cpp for each in heads if each.head)
-                raise CommandError(
-                    f"the head of {name} was fitted with llama.cpp {there}, and the image for {hardware.value} gets "
-                    f"{build}",
-                    code=ExitCode.USAGE,
-                    hint=f"A head reads numbers that another build gives differently: {fit_hint(name)}, an image of "
-                    "ours on that base. Or leave the decision out.",
-                )
+    check_heads(
+        order.plan.decisions,
+        builds={f"the image for {each.value}": base_for(order.bases, each).llama_cpp for each in order.plan.images},
+        models={name: find(name).file.sha256 for name in order.plan.models.values()},
+    )
 
 
 def matching_release(plan: Plan, source: ReleaseSource, bases: Bases, *, folder: Path = FOLDER) -> Release | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from steelyard.aws.session import Aws, aws_errors
 from steelyard.releases.manifest import MODEL_MANIFEST, ReleasedDecision, ReleasedFile, ReleasedHead
-from steelyard.releases.served import Served
+from steelyard.releases.served import Served, fit_hint
 from steelyard_base.exit_codes import CommandError, ExitCode
 
 if TYPE_CHECKING:
@@ -54,6 +54,39 @@ def pack(names: Iterable[str], *, folder: Path | None = None) -> tuple[PackedDec
 def for_builds(packed: Iterable[PackedDecision], builds: Collection[str]) -> tuple[PackedDecision, ...]:
     """Return those that images with these builds of llama.cpp can serve, in the order given."""
     return tuple(each for each in packed if each.released.fits(builds))
+
+
+def check_heads(packed: Sequence[PackedDecision], *, builds: Mapping[str, str], models: Mapping[str, str]) -> None:
+    """Refuse decisions that not every server of a release can serve.
+
+    Args:
+        packed: The decisions, each with all of its heads.
+        builds: The build of llama.cpp by what has it, such as ``the image for cpu``.
+        models: Hash of the model file by the model's name.
+
+    Raises:
+        CommandError: A decision has no head for a build, or one of another model; with what its head was fitted for.
+    """
+    for each in for_builds(packed, set(builds.values())):
+        if (head := each.released.head) is not None and head.model_sha256 not in models.values():
+            had = ", ".join(f"{name} ({sha256})" for name, sha256 in models.items())
+            raise CommandError(
+                f"the head of {each.released.name} was fitted on the model file {head.model_sha256}, and the release "
+                f"gets {had}",
+                code=ExitCode.USAGE,
+                hint="Fit it on a model of the release: steelyard decision fit --model. Or leave the decision out.",
+            )
+    for name in {each.released.name: None for each in packed}:
+        heads = [each.released for each in packed if each.released.name == name]
+        for server, build in builds.items():
+            if not any(each.fits((build,)) for each in heads):
+                fitted = " and ".join(each.head.llama_cpp for each in heads if each.head)
+                raise CommandError(
+                    f"the head of {name} was fitted with llama.cpp {fitted}, and {server} gets {build}",
+                    code=ExitCode.USAGE,
+                    hint=f"A head reads numbers that another build gives differently: {fit_hint(name)}, an image of "
+                    "ours with that build. Or leave the decision out.",
+                )
 
 
 def _packed(name: str, folder: Path) -> Iterator[PackedDecision]:

@@ -100,10 +100,25 @@ def served_by(release: Release, endpoint: Endpoint) -> Served:
 def serving_build(release: Release, endpoint: Endpoint) -> str:
     """Return the build of llama.cpp behind an endpoint; empty where the release has no image for it."""
     if release.sample:
-        # Its images stand for none: processes of this checkout serve, with the library that its binding brings.
-        return binding_for(BUNDLED).build
+        return _build_here()
     image = release.images.get(endpoint.kind, {}).get(endpoint.hardware)
     return "" if image is None else image.llama_cpp
+
+
+def serving_builds(release: Release) -> dict[str, str]:
+    """Return the builds of llama.cpp that serve a release's decisions, by what has them."""
+    if release.sample:
+        return {"this checkout": _build_here()}
+    images = release.images.get("decision", {})
+    return {f"the image for {hardware.value}": image.llama_cpp for hardware, image in images.items()}
+
+
+def _build_here() -> str:
+    """Return the build behind a sample: its images stand for none, and processes of this checkout serve.
+
+    Their library is the one that the checkout's binding brings.
+    """
+    return binding_for(BUNDLED).build
 
 
 def all_served(environment: Environment, release: Release) -> Mapping[str, Served]:

@@ -15,10 +15,12 @@ from registered_decisions import TEAMS, contract, write_decision
 from steelyard.aws.session import Aws
 from steelyard.environments.files import parse_environment
 from steelyard.environments.schema import DECISIONS_VARIABLE, Environment
+from steelyard.releases import packing
 from steelyard.releases.assemble import build_release, matching_release, place_decisions
 from steelyard.releases.checks import State, findings, served_faults
 from steelyard.releases.codebuild import Watcher
 from steelyard.releases.compatibility import check_release
+from steelyard.releases.decided import decide_again
 from steelyard.releases.difference import changes
 from steelyard.releases.manifest import Release, load_release
 from steelyard.releases.packing import DECISIONS, PackedDecision, pack, place
@@ -181,6 +183,34 @@ def test_a_release_of_new_decisions_builds_nothing_and_they_lie_beside_the_model
     assert looked(second) == {item: State.MISSING}
     place_decisions(aws, account.environment(), second, packed, bucket=account.bucket, say=lambda _: None)
     assert list(served_faults(aws, served, bucket=account.bucket)) == []
+
+
+def test_the_same_images_and_models_with_the_decisions_of_now(
+    aws: Aws, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = letters(tmp_path / "decisions")
+    order = account.order(plan=dataclasses.replace(plan_for(account.environment()), decisions=packed))
+    first, _ = build_release(aws, order, SILENT, folder=tmp_path / "releases", poll_s=0.05)
+    builds = len(account.builds("ImageProjectCpu"))
+    monkeypatch.setattr(packing, "DECISIONS", tmp_path / "decisions")
+
+    def again(*names: str) -> Release:
+        found, path = decide_again(
+            aws, account.environment(), first, names, bucket=account.bucket, folder=tmp_path / "releases"
+        )
+        assert load_release(str(path)) == found
+        return found
+
+    assert again() == first
+    letters(tmp_path / "decisions", policy={"review": {"probability": 0.4}})
+    second = again()
+    assert {each.part for each in changes(first, second)} == {f"decision_contracts.{LETTERS}"}
+    found = findings(aws, account.environment(), second, bucket=account.bucket)
+    assert {each.state for each in found} == {State.OK}
+    assert len(account.builds("ImageProjectCpu")) == builds
+    monkeypatch.setattr(packing, "DECISIONS", DECISIONS)
+    with pytest.raises(CommandError, match=r"fitted with llama.cpp bundled-0\.3\.36, and the image for cpu gets b10433"):
+        again(EXAMPLE)
 
 
 def with_head_for(build: str, folder: Path) -> Path:
