@@ -35,7 +35,7 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DependsOn:
-    """What hidden states depend on.
+    """The things that hidden states depend on.
 
     Attributes:
         model_sha256: Hash of the model file.

@@ -209,7 +209,9 @@ def test_the_same_images_and_models_with_the_decisions_of_now(
     assert {each.state for each in found} == {State.OK}
     assert len(account.builds("ImageProjectCpu")) == builds
     monkeypatch.setattr(packing, "DECISIONS", DECISIONS)
-    with pytest.raises(CommandError, match=r"fitted with llama.cpp bundled-0\.3\.36, and the image for cpu gets b10433"):
+    with pytest.raises(
+        CommandError, match=r"fitted with llama.cpp bundled-0\.3\.36, and the image for cpu gets b10433"
+    ):
         again(EXAMPLE)
 
 
