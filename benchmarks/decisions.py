@@ -1,14 +1,15 @@
 """Measure heads beside a bag of words, letters and the labels' shares, on labelled cases of other people.
 
     python -m benchmarks.decisions --data FOLDER --model FILE [--sets NAME,...] [--wordings NAME,...]
-        [--canary NAME] [--letters N] [--json FILE] [--markdown FILE]
+        [--canary NAME] [--letters N] [--encoder] [--curves FOLDER] [--json FILE] [--markdown FILE]
 
 The folder holds ``NAME.json`` (question, options), ``NAME.fit.jsonl`` (cases to fit on, in the order in which they
 count) and ``NAME.test.jsonl``, each line with ``text`` and ``label``. Whatever is chosen is chosen by cross-validation
 inside the first N fit cases, the wording by the rule of ``steelyard decision tune``: the first that is named, unless
 another's log loss is lower beyond noise. The test file is only judged by. Hidden states are kept in the cache: an
-interrupted run goes on where it stopped. ``--letters`` asks the letters of the first N test cases over HTTP as
-well: the decision that nobody registered.
+interrupted run goes on where it stopped. ``--letters`` asks the letters of the first N test cases as well, the decision
+that nobody registered, and of all fit cases, to fit a factor and a shift to each. ``--encoder`` fits a sentence
+encoder's embeddings as heads are fitted (``sentence_encoder.py``).
 """
 
 from __future__ import annotations
@@ -22,20 +23,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 from rich.progress import Progress
 from threadpoolctl import threadpool_limits
 
 from benchmarks import layouts
+from benchmarks.letters_asked import letters
+from benchmarks.sentence_encoder import SentenceEncoder, load
 from steelyard.decisions import fitting, metrics
-from steelyard.decisions.features import EngineReader, Hidden, StateReader
+from steelyard.decisions.calibrating import Chosen, Way, calibrate
+from steelyard.decisions.curve import Curve, learning_curve, svg
+from steelyard.decisions.features import EngineReader, Hidden, StateReader, Step
 from steelyard.decisions.fitting import Examples
 from steelyard.models import storage
-from steelyard.serving.server_process import free_port, running_server
 from steelyard.terminal import console
 from steelyard_runtime.contracts.text import render
-from steelyard_runtime.decisions.head import Interval
+from steelyard_runtime.decision import Option, Question
+from steelyard_runtime.decisions.head import Interval, softmax
+from steelyard_runtime.engine.interface import Engine
 from steelyard_runtime.engine.start import start_engine
 from steelyard_runtime.scoring.wordings import WORDINGS
 from steelyard_runtime.settings import load_settings
@@ -44,6 +49,9 @@ SIZES = (40, 160, 240, 770)
 NO_OPTION = "none of these"
 """An option of this name has no text of its own to learn from."""
 WRONG = ALARMS = 0.02
+WITH_WORDS = "sentence encoder and words"
+MOST_LETTERS = 26
+"""Options of a question whose letters are asked."""
 VARIANTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "bag of words": fitting.OF_WORDS,
     "head, hidden state alone": fitting.OF_STATE,
@@ -83,7 +91,8 @@ class Result:
     ``automated`` counts the wrong ones among the answers that the threshold lets through which ``steelyard decision
     fit`` would name for ``WRONG``: the held-out fit cases prove it. None pass where they prove none. ``found_out`` and
     ``false_alarms`` are of ``NO_OPTION`` where its probability is above what ``ALARMS`` of the other held-out fit cases
-    reach.
+    reach. ``ranking`` is the share found where the threshold is set on the test cases, so that ``ALARMS`` of the others
+    are false alarms: it says how well the probability separates, not what a threshold that was set before would do.
     """
 
     data: str
@@ -97,6 +106,7 @@ class Result:
     automated: Share | None = None
     found_out: Share | None = None
     false_alarms: Share | None = None
+    ranking: Share | None = None
 
 
 def read_task(folder: Path, name: str) -> Task:
@@ -111,54 +121,107 @@ def read_task(folder: Path, name: str) -> Task:
     return Task(name=name, question=said["question"], options=options, texts=texts, labels=labels)
 
 
+def question_of(task: Task) -> Question:
+    """Return the question as a request without descriptions asks it."""
+    return Question(
+        instructions=task.question, options=tuple(Option(id=text, text=text, name=text) for text in task.options)
+    )
+
+
 def sizes_of(task: Task) -> list[int]:
     """Return how many cases are fitted on: of each option there are two or more."""
     found = [size for size in SIZES if size <= len(task.labels["fit"])]
     return [s for s in found if np.bincount(task.labels["fit"][:s], minlength=len(task.options)).min() >= 2]
 
 
-def heads(task: Task, readers: Mapping[str, StateReader], *, progress: Progress) -> list[Result]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """The options that have a text of their own.
+
+    Attributes:
+        texts: The texts.
+        labels: The option of each.
+    """
+
+    texts: tuple[str, ...]
+    labels: metrics.Labels
+
+
+def own_texts(task: Task) -> Own:
+    """Return the options' texts that are cases too; yes and no are none."""
+    found = [(text, index) for index, text in enumerate(task.options) if text != NO_OPTION and len(task.options) > 2]
+    return Own(texts=tuple(text for text, _ in found), labels=np.array([index for _, index in found], np.int64))
+
+
+def validate(task: Task, size: int, states: Hidden) -> fitting.Validated:
+    """Cross-validate regressions of the first fit cases.
+
+    Args:
+        task: The data set.
+        size: Fit cases.
+        states: Of all fit cases, then of the options' own texts, shape ``(cases + texts, embedding_size)``.
+    """
+    own, count = own_texts(task), len(task.texts["fit"])
+    return fitting.validate(
+        Examples(hidden=states[:size], texts=task.texts["fit"][:size], labels=task.labels["fit"][:size]),
+        anchors=Examples(hidden=states[count:], texts=own.texts, labels=own.labels),
+        options=len(task.options),
+    )
+
+
+def judged(task: Task, way: str, validated: fitting.Validated, chosen: Chosen, tests: Hidden) -> Result:
+    """Return the figures of a fitted head on the test cases."""
+    head = validated.linear(chosen.calibration)
+    cases = zip(tests, task.texts["test"], strict=True)
+    probabilities = np.array([head.apply(state, text).probabilities for state, text in cases])
+    return with_policy(
+        result(task, way, len(validated.cases), probabilities), task, chosen.probabilities, probabilities
+    )
+
+
+def heads(
+    task: Task, readers: Mapping[str, StateReader], *, progress: Progress, curves: dict[str, Curve] | None = None
+) -> list[Result]:
     """Fit on each number of cases, and judge on the test cases.
 
     Args:
         task: The data set.
         readers: Of hidden states, by wording; the first one stands unless another is better.
         progress: Has a bar for each wording.
+        curves: Gets the learning curves of head and words, from the most cases.
     """
-    own = [(text, index) for index, text in enumerate(task.options) if text != NO_OPTION and len(task.options) > 2]
-    count = len(task.texts["fit"])
 
     def read(wording: str, what: str, texts: Sequence[str]) -> Hidden:
-        bar = progress.add_task(f"{task.name}: {what}, {wording}")
-        return readers[wording].read(texts, step=lambda done, all_: progress.update(bar, completed=done, total=all_))
+        return readers[wording].read(texts, step=bar(progress, f"{task.name}: {what}, {wording}"))
 
-    hidden = {name: read(name, "fit", [*task.texts["fit"], *(text for text, _ in own)]) for name in readers}
+    hidden = {name: read(name, "fit", [*task.texts["fit"], *own_texts(task).texts]) for name in readers}
     tests: dict[str, Hidden] = {}
     found = []
     for size in sizes_of(task):
-        validated = {
-            name: fitting.validate(
-                Examples(hidden=each[:size], texts=task.texts["fit"][:size], labels=task.labels["fit"][:size]),
-                anchors=Examples(
-                    hidden=each[count:],
-                    texts=tuple(text for text, _ in own),
-                    labels=np.array([index for _, index in own], np.int64),
-                ),
-                options=len(task.options),
-            )
-            for name, each in hidden.items()
-        }
+        validated = {name: validate(task, size, each) for name, each in hidden.items()}
         wording = tuned(validated)
         if wording not in tests:
             tests[wording] = read(wording, "test", task.texts["test"])
         for way, parts in VARIANTS.items():
             chosen = validated[wording].choose(*parts)
-            head = validated[wording].linear(chosen.calibration)
-            judged = zip(tests[wording], task.texts["test"], strict=True)
-            probabilities = np.array([head.apply(state, text).probabilities for state, text in judged])
             shown = "" if way == "bag of words" else wording
-            figures = replace(result(task, way, size, probabilities), wording=shown)
-            found.append(with_policy(figures, task, chosen.probabilities, probabilities))
+            found.append(replace(judged(task, way, validated[wording], chosen, tests[wording]), wording=shown))
+            if curves is not None and size == sizes_of(task)[-1] and way in {"head", "bag of words"}:
+                curves[way] = learning_curve(validated[wording], chosen.calibration.weights)
+    return found
+
+
+def encoded(task: Task, encoder: SentenceEncoder, *, curves: dict[str, Curve] | None = None) -> list[Result]:
+    """Fit on each number of cases as ``heads`` does, with a sentence encoder's embeddings for hidden states."""
+    states = encoder.read([*task.texts["fit"], *own_texts(task).texts])
+    tests, found = encoder.read(task.texts["test"]), []
+    for size in sizes_of(task):
+        validated = validate(task, size, states)
+        for way, parts in (("sentence encoder", VARIANTS["head, hidden state alone"]), (WITH_WORDS, VARIANTS["head"])):
+            chosen = validated.choose(*parts)
+            found.append(judged(task, way, validated, chosen, tests))
+            if curves is not None and size == sizes_of(task)[-1] and way == WITH_WORDS:
+                curves[way] = learning_curve(validated, chosen.calibration.weights)
     return found
 
 
@@ -175,7 +238,10 @@ def with_policy(figures: Result, task: Task, held_out: metrics.Array, judged: me
     told = judged[:, out] > alarms[int(ALARMS * len(alarms))]
     found = Share(some=int(told[labels == out].sum()), of=int((labels == out).sum()))
     false = Share(some=int(told[labels != out].sum()), of=int((labels != out).sum()))
-    return replace(figures, automated=wrong, found_out=found, false_alarms=false)
+    others = np.sort(judged[labels != out, out])[::-1]
+    ranked = judged[labels == out, out] > others[int(ALARMS * len(others))]
+    ranking = Share(some=int(ranked.sum()), of=len(ranked))
+    return replace(figures, automated=wrong, found_out=found, false_alarms=false, ranking=ranking)
 
 
 def canary(cases: Sequence[layouts.Case], reader: StateReader, *, progress: Progress) -> list[Result]:
@@ -240,17 +306,24 @@ def majority(task: Task) -> Result:
     )
 
 
-def letters(task: Task, base_url: str, *, count: int, progress: Progress) -> Result:
-    """Ask the options' letters of the first test cases."""
-    options = [{"id": option} for option in task.options]
-    rows = []
-    with httpx.Client(base_url=base_url, timeout=600) as client:
-        for text in progress.track(task.texts["test"][:count], description=f"{task.name}: letters"):
-            decision = {"id": "1", "state": text, "question": task.question, "options": options}
-            answer = client.post("/invocations", json={"decision": decision})
-            answer.raise_for_status()
-            rows.append(answer.json()["result"]["probabilities"])
-    return result(task, "letters", 0, np.array(rows))
+def by_letters(task: Task, engine: Engine, *, count: int, progress: Progress) -> list[Result]:
+    """Ask the letters of the first test cases: as they are, and with a factor and a shift for each, fitted to cases."""
+    question, found = question_of(task), {}
+    for part, texts in (("test", task.texts["test"][:count]), ("fit", task.texts["fit"])):
+        logits, _ = letters(engine, question, texts, step=bar(progress, f"{task.name}: letters, {part}"))
+        found[part] = np.log(softmax(logits))
+    results = [result(task, "letters", 0, np.exp(found["test"]))]
+    for size in sizes_of(task):
+        labels = task.labels["fit"][:size]
+        fitted = calibrate(Way(parts=("letters",), kind="vector"), {"letters": found["fit"][:size]}, labels)
+        results.append(result(task, "letters, scale and bias", size, fitted.apply({"letters": found["test"]})))
+    return results
+
+
+def bar(progress: Progress, description: str) -> Step:
+    """Return what moves a new bar."""
+    task = progress.add_task(description)
+    return lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def markdown(results: Sequence[Result]) -> str:
@@ -268,12 +341,13 @@ def markdown(results: Sequence[Result]) -> str:
         lines.append(f"| {named} | {each.judged} | {' | '.join(cells)} |")
     lines += [
         "",
-        f"| cases from | fitted on | way | automated, {WRONG:.0%} wrong | wrong | {NO_OPTION}: found | false alarms |",
-        "| --- | ---: | --- | ---: | --- | --- | --- |",
+        f"| cases from | fitted on | way | automated, {WRONG:.0%} wrong | wrong | {NO_OPTION}: found | false alarms | "
+        f"found at {ALARMS:.0%} |",
+        "| --- | ---: | --- | ---: | --- | --- | --- | --- |",
     ]
     for each in results:
         if each.automated is not None:
-            shares = [each.automated, each.found_out or "", each.false_alarms or ""]
+            shares = [each.automated, each.found_out or "", each.false_alarms or "", each.ranking or ""]
             share = each.automated.of / each.judged
             named = f"{each.data} | {each.cases} | {each.way} | {share:.3f}"
             lines.append(f"| {named} | {' | '.join(map(str, shares))} |")
@@ -288,7 +362,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sets", help="names, separated by commas; all of the folder unless given, none if empty")
     parser.add_argument("--wordings", default=",".join(WORDINGS), help="the first stands unless another is better")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--letters", type=int, default=0, help="test cases whose letters are asked")
+    parser.add_argument("--letters", type=int, default=0, help="test cases whose letters are asked; all fit cases too")
+    parser.add_argument("--encoder", action="store_true", help="fit a sentence encoder's embeddings as well")
+    parser.add_argument("--curves", type=Path, metavar="FOLDER", help="write learning curves, NAME-curve.svg")
     parser.add_argument("--canary", metavar="WORDING", help="cross-validate the questions of sys1bench as well")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
@@ -298,22 +374,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tasks = [read_task(chosen.data, name) for name in names]
     model = str(storage.resolve(chosen.model)[0])
     results: list[Result] = []
+    encoder = load() if chosen.encoder else None
     with Progress(console=console.err) as progress:
-        if chosen.letters:
-            port = free_port("127.0.0.1", 0)
-            url, log = f"http://127.0.0.1:{port}", storage.cache_folder() / "logs" / f"decisions-{port}.log"
-            arguments = ["--model", model, "--threads", str(chosen.threads), "--port", str(port)]
-            with running_server(arguments, url=url, log=log):
-                results += [
-                    letters(t, url, count=chosen.letters, progress=progress) for t in tasks if len(t.options) <= 26
-                ]
         engine = start_engine(load_settings(model=model, threads=chosen.threads, context_tokens=1024, chats=1))
         try:
             cache = storage.cache_folder() / "hidden-states"
             readers = {name: EngineReader(engine, wording=name, cache=cache) for name in chosen.wordings.split(",")}
             for task in tasks:
+                curves: dict[str, Curve] = {}
+                if chosen.letters and len(task.options) <= MOST_LETTERS:
+                    results += by_letters(task, engine, count=chosen.letters, progress=progress)
                 with threadpool_limits(1):
-                    results += [majority(task), *heads(task, readers, progress=progress)]
+                    results += [majority(task), *heads(task, readers, progress=progress, curves=curves)]
+                    if encoder is not None:
+                        results += encoded(task, encoder, curves=curves)
+                if chosen.curves:
+                    title = f"Accuracy on {task.name}, held out, against labels"
+                    (chosen.curves / f"{task.name}-curve.svg").write_text(svg(curves, title=title), encoding="utf-8")
                 costs = {name: reader.tokens_of(task.texts["test"]) for name, reader in readers.items()}
                 console.note(
                     f"{task.name}: " + ", ".join(f"{each:.1f} tokens with {name}" for name, each in costs.items())

