@@ -148,6 +148,18 @@ def test_a_server_says_which_rule_it_applies(tmp_path: Path) -> None:
     assert any(check.level is Level.OK and "</think>" in check.finding for check in checks)
 
 
+def test_an_answer_is_read_behind_the_block_that_the_template_left_open(tmp_path: Path) -> None:
+    opened = SHAPES["r1"]
+    closed = opened.replace("<|Assistant|><think>\n'", "<|Assistant|><think>\n\n</think>\n\n'")
+    never = opened.replace("<|Assistant|><think>\n'", "<|Assistant|>'")
+    answers = []
+    for name, source in (("opened", opened), ("closed", closed), ("never", never)):
+        path = tiny_models.write("llama", tmp_path / f"{name}.gguf", template=source)
+        answers.append(served(path)[1].json()["result"]["probabilities"])
+    assert answers[0] == answers[1]
+    assert answers[0] != answers[2]
+
+
 def test_a_server_whose_template_shows_no_place_for_answers_serves_chats_only(tmp_path: Path) -> None:
     path = tiny_models.write("llama", tmp_path / "tiny.gguf", template=UNKNOWN)
     identity, decision, chat = served(path)
