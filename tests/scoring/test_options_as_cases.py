@@ -32,6 +32,7 @@ from steelyard_runtime.scoring.options_as_cases import (
     case_text,
     cosines,
     shared_words,
+    usual_words,
 )
 from steelyard_runtime.scoring.strategies import SMALL_MODEL_PARAMETERS, STRATEGIES, choose, in_order
 from steelyard_runtime.scoring.strategy import Position
@@ -80,8 +81,21 @@ def test_the_nearest_option_is_the_likeliest_and_a_way_out_lies_with_the_referen
         assert read.slot_mass is None
         assert read.slot_token_ids == ()
     anchors = np.array([[4.0, 0.0], [-5.0, -5.0], [0.0, 4.0]])
-    expected = cosines(np.array([0.0, 3.0]), anchors, spread=np.ones(2)) / TEMPERATURE
-    assert read.logits == pytest.approx(tuple(expected))
+    words = np.array([0.0, usual_words(("apples", "pears")), 0.0])
+    expected = cosines(np.array([0.0, 3.0]), anchors, spread=np.ones(2)) + WORDS_SHARE * words
+    assert read.logits == pytest.approx(tuple(expected / TEMPERATURE))
+
+
+def test_a_way_out_shares_as_many_words_as_a_reference_text_does() -> None:
+    texts = ("download an invoice", "lost parcel")
+    nearest = [shared_words(reference, texts).max() for reference in REFERENCES]
+    assert usual_words(texts) == pytest.approx(np.mean(nearest), abs=1e-12)
+    assert max(nearest) > 0.5
+    same = [position(1.0, 1.0)] * (3 + len(REFERENCES))
+    asked = question("download an invoice", "lost parcel", "other")
+    for state, counted in (("late", usual_words(texts)), ("late " * 20_000, 0.0)):
+        read = OptionsAsCases().read(same, state=state, question=asked)
+        assert read.logits[2] == pytest.approx(WORDS_SHARE * counted / TEMPERATURE)
 
 
 def test_shared_words_count_beside_the_model() -> None:
@@ -170,7 +184,7 @@ def decided(client: TestClient, state: str, *, options: list[dict[str, str]] = T
 
 def test_options_are_evaluated_once_and_the_answers_stay_the_same_to_the_bit(client: TestClient) -> None:
     first = decided(client, "my parcel is late")
-    assert (first["readout"], first["prompt_version"]) == ("options-as-cases", "options-as-cases-1")
+    assert (first["readout"], first["prompt_version"]) == ("options-as-cases", "options-as-cases-2")
     assert first["allowed_token_mass"] is None
     again = decided(client, "my parcel is late", layout="options-first", readout="options-as-cases")
     other = decided(client, "a state of other words")

@@ -5,8 +5,9 @@ ends are compared by cosine. What all texts have in common would hide what they 
 spread over a few reference texts, which belong to no subject, and the options' mean is subtracted from options and
 state. The words that a state shares with an option's text count beside it. Nothing was fitted to a decision.
 
-A way out (``none_of_these``) has no text of its own to be like: it stands where the reference texts lie. So it is
-chosen by what resembles no option more than it resembles anything else.
+A way out (``none_of_these``) has no text of its own to be like: it stands where the reference texts lie, and shares as
+many words with a state as a reference text does with the option nearest to it. So it is chosen by what resembles no
+option more than it resembles anything else.
 
 Reference texts and options are evaluated when they are first asked about, and kept. From then on a decision costs the
 state's tokens, and all decisions about one state, those with heads included, share its one evaluation.
@@ -30,7 +31,7 @@ from steelyard_runtime.scoring.strategy import Encode, Position, Prompt, Readout
 from steelyard_runtime.scoring.wordings import WORDINGS, state_prompt
 from steelyard_runtime.scoring.words import MAX_TEXT_BYTES, Words, learn
 
-VERSION = "options-as-cases-1"
+VERSION = "options-as-cases-2"
 WORDING = WORDINGS["one-word-1"]
 TEMPERATURE = 0.09
 """Divides the likenesses. One for all decisions, chosen on labelled cases of three public sets and two models."""
@@ -102,13 +103,16 @@ class OptionsAsCases:
     def read(self, positions: Sequence[Position], *, state: str, question: Question) -> Readout:
         """See ``Reader``."""
         vectors = [vector_of(position) for position in positions]
-        texts = [case_text(option) for option in question.options]
-        with_text = [index for index, text in enumerate(texts) if text is not None]
+        cases = [case_text(option) for option in question.options]
+        with_text = [index for index, text in enumerate(cases) if text is not None]
+        texts = tuple(text for text in cases if text is not None)
         references = np.array(vectors[1 + len(with_text) :])
-        anchors = np.tile(references.mean(axis=0), (len(texts), 1))
+        anchors = np.tile(references.mean(axis=0), (len(cases), 1))
         anchors[with_text] = vectors[1 : 1 + len(with_text)]
         likeness = cosines(vectors[0], anchors, spread=references.std(axis=0))
-        likeness[with_text] += WORDS_SHARE * shared_words(state, tuple(text for text in texts if text is not None))
+        words = np.full(len(cases), usual_words(texts) if counts_words(state, texts) else 0.0)
+        words[with_text] = shared_words(state, texts)
+        likeness += WORDS_SHARE * words
         return without_slots(likeness / TEMPERATURE)
 
 
@@ -188,16 +192,19 @@ def _option_words(texts: tuple[str, ...]) -> _OptionWords:
     return _OptionWords(words, tuple(map(tuple, found_in)))
 
 
-def shared_words(state: str, texts: tuple[str, ...]) -> Array:
-    """The likeness of the state's words and parts of words to those of each text, 0 to 2.
+def counts_words(state: str, texts: tuple[str, ...]) -> bool:
+    """Tell whether words are counted: not where state and texts have more than ``MAX_TEXT_BYTES`` together."""
+    return len(state.encode()) + sum(len(text.encode()) for text in texts) <= MAX_TEXT_BYTES
 
-    Where state and texts have more than ``MAX_TEXT_BYTES`` together, words are not counted: 0 for all of them.
+
+def shared_words(state: str, texts: tuple[str, ...]) -> Array:
+    """The likeness of the state's words and parts of words to those of each text, 0 to 2; 0 where they do not count.
 
     Returns:
         Shape ``(texts,)``.
     """
     likeness = np.zeros(len(texts))
-    if len(state.encode()) + sum(len(text.encode()) for text in texts) > MAX_TEXT_BYTES:
+    if not counts_words(state, texts):
         return likeness
     known = _option_words(texts)
     sums: list[list[float]] = [[] for _ in texts]
@@ -206,3 +213,9 @@ def shared_words(state: str, texts: tuple[str, ...]) -> Array:
             sums[option].append(weight * other)
     likeness[:] = [math.fsum(products) for products in sums]
     return likeness
+
+
+@functools.lru_cache(maxsize=64)
+def usual_words(texts: tuple[str, ...]) -> float:
+    """The likeness of words that a reference text has to the text nearest to it, on average."""
+    return math.fsum(shared_words(reference, texts).max() for reference in REFERENCES) / len(REFERENCES)
