@@ -14,6 +14,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
 from steelyard_base.exit_codes import CommandError, ExitCode
+from steelyard_runtime.whole_files import read_whole
+
+MOST_BYTES = 1 << 20
+"""Bytes of a TOML file."""
 
 _Item = TypeVar("_Item")
 _Enum = TypeVar("_Enum", bound=StrEnum)
@@ -76,7 +80,8 @@ def read_toml(path: Path, *, what: str, code: ExitCode) -> dict[str, Any]:
         CommandError: It cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_whole(path, most=MOST_BYTES, pipes=True).decode())
     # Not TOML, not UTF-8, a number with more digits than Python reads, or lists too deep.
     except (OSError, ValueError, RecursionError) as error:
-        raise CommandError(f"cannot read {what} {path}: {error}", code=code) from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CommandError(f"cannot read {what} {path}: {why}", code=code) from error

@@ -9,8 +9,7 @@ from steelyard_runtime.contracts.openai_text import MAX_LOGIT_BIASES, MAX_STOP_S
 from steelyard_runtime.engine.places import NAMED_LATELY_S
 from steelyard_runtime.engine.tokenizer import STRETCH_BYTES
 from steelyard_runtime.errors import Kind
-from steelyard_runtime.settings import Settings
-from steelyard_runtime.strict_json import MAX_INTEGER_DIGITS
+from steelyard_runtime.settings import MAX_INTEGER_DIGITS, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

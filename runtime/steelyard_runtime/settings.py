@@ -24,6 +24,14 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from steelyard_runtime.whole_files import read_whole
+
+LARGEST_CONFIG = 1 << 20
+"""Bytes of a settings file."""
+MAX_JSON_DEPTH = 512
+"""Arrays and objects inside each other: the most that a server may allow, well within Python's recursion limit."""
+MAX_INTEGER_DIGITS = 4300
+"""Longest integer literal; converting longer ones takes quadratic time. Python's own default limit."""
 MAX_OPTIONS = 255
 """Options of one question: the most that a server may allow."""
 MAX_QUESTIONS = 400
@@ -249,7 +257,9 @@ class Settings(BaseSettings):
     upload_timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(
         10.0, description="Longest a request body may take to arrive, in seconds."
     )
-    max_json_depth: Annotated[int, Field(ge=4, le=512)] = Field(64, description="Deepest nesting of a JSON body.")
+    max_json_depth: Annotated[int, Field(ge=4, le=MAX_JSON_DEPTH)] = Field(
+        64, description="Deepest nesting of a JSON body."
+    )
     max_json_structure: Annotated[int, Field(ge=1024, le=1 << 20)] = Field(
         200_000,
         description="Most structural characters of a JSON body: [ ] { } : , outside of strings. They bound how long "
@@ -412,7 +422,7 @@ def _entries(config: Path) -> dict[str, Any]:
     """Read the file by the names of settings, with every value of its setting's very type."""
     where = _legible(str(config))
     try:
-        written = tomllib.loads(config.read_bytes().decode())
+        written = tomllib.loads(read_whole(config, most=LARGEST_CONFIG, pipes=True).decode())
     except FileNotFoundError as error:
         raise SettingsError(f"the settings file {where} does not exist") from error
     except OSError as error:

@@ -15,9 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steelyard_runtime.errors import Kind, Problem
-
-MAX_INTEGER_DIGITS = 4300
-"""Longest integer literal; converting longer ones takes quadratic time. Python's own default limit."""
+from steelyard_runtime.settings import MAX_INTEGER_DIGITS
 
 _SHOWN = 80
 _BOM = b"\xef\xbb\xbf"

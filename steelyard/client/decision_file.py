@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from steelyard_base.exit_codes import CommandError, ExitCode
+from steelyard_runtime.settings import MAX_INTEGER_DIGITS, MAX_JSON_DEPTH
+from steelyard_runtime.whole_files import read_whole
 
 Json = dict[str, Any]
 PARTS = ("state", "question", "options")
 BESIDE = ("layout", "readout")
 """Fields of a request that hold for all of its decisions."""
+MOST_BYTES = 64 << 20
+"""Bytes of a file that is read as a whole."""
 
 
 def usage(message: str, hint: str | None = None) -> CommandError:
@@ -21,27 +26,62 @@ def usage(message: str, hint: str | None = None) -> CommandError:
 
 
 def parse_json(text: str, origin: str) -> Any:
-    """A JSON value, strictly: no NaN, no duplicate keys.
+    """A JSON value as servers take it: no NaN, no duplicate keys, finite numbers, nested no deeper than any allows.
 
     Raises:
         CommandError: With the place of the fault.
     """
-
-    def no_constant(name: str) -> Any:
-        raise ValueError(f"{name} is not JSON")
-
-    def unique(pairs: list[tuple[str, Any]]) -> Json:
-        found: Json = {}
-        for key, value in pairs:
-            if key in found:
-                raise ValueError(f"the key {key!r} appears twice")
-            found[key] = value
-        return found
-
     try:
-        return json.loads(text, parse_constant=no_constant, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise usage(f"{origin} is not JSON: {error or 'it is nested too deeply'}") from error
+        value = json.loads(
+            text, parse_constant=_no_constant, object_pairs_hook=_unique, parse_float=_finite, parse_int=_whole
+        )
+        too_deep = _deeper(value, MAX_JSON_DEPTH) if text.count("[") + text.count("{") > MAX_JSON_DEPTH else False
+    except RecursionError:
+        too_deep = True
+    except ValueError as error:
+        raise usage(f"{origin} is not JSON: {error}") from error
+    if too_deep:
+        raise usage(f"{origin} has lists and objects more than {MAX_JSON_DEPTH} deep, which no server takes")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Json:
+    found: Json = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {_shortened(key)!r} appears twice")
+        found[key] = value
+    return found
+
+
+def _finite(literal: str) -> float:
+    if math.isinf(value := float(literal)):
+        raise ValueError(f"the number {_shortened(literal)} is too large for a double")
+    return value
+
+
+def _whole(literal: str) -> int:
+    if (digits := len(literal.lstrip("-"))) > MAX_INTEGER_DIGITS:
+        raise ValueError(f"the number {_shortened(literal)} has {digits} digits; {MAX_INTEGER_DIGITS} are allowed")
+    return int(literal)
+
+
+def _deeper(value: Any, most: int) -> bool:
+    """Tell whether lists and objects lie more than so deep in each other."""
+    level = [value]
+    for _ in range(most + 1):
+        if not (level := [each for each in level if isinstance(each, dict | list)]):
+            return False
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return True
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def encoded(body: Json) -> bytes:
@@ -60,16 +100,21 @@ def encoded(body: Json) -> bytes:
         ) from error
 
 
-def read_text(path: Path, stdin: str | None) -> str:
+def read_text(path: Path, stdin: str | None, *, most: int = MOST_BYTES) -> str:
     """The text of a file; ``-`` is standard input, already read.
 
+    Args:
+        path: The file.
+        stdin: What standard input held.
+        most: Bytes that the file may have.
+
     Raises:
-        CommandError: It cannot be read, or is not UTF-8.
+        CommandError: It cannot be read, is too long, or is not UTF-8.
     """
     if str(path) == "-":
         return stdin or ""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_whole(path, most=most, pipes=True).decode()
     except OSError as error:
         raise usage(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -225,7 +270,8 @@ def _check_parts(decision: Json) -> None:
     if lacking:
         raise usage(
             f"the decision {decision['id']!r} lacks {' and '.join(lacking)}",
-            "Give a file, or the flags --state (or --states for many), --question and --option (at least twice).",
+            "Give a file, or the flags --state (or --states for many), --question and --option (at least twice); or "
+            "--use NAME for a decision that the server has registered.",
         )
     if empty := [key for key in PARTS if decision[key] in ("", [], {})]:
         verb = "is" if len(empty) == 1 and empty != ["options"] else "are"

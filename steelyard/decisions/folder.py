@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from steelyard.client.decision_file import parse_json
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.contracts.text import render
-from steelyard_runtime.decisions.contract import MAX_FILE_BYTES, Contract, ContractError, parse_contract
+from steelyard_runtime.decisions.contract import MAX_FILE_BYTES, Contract, ContractError, named, parse_contract
+from steelyard_runtime.whole_files import read_whole
 
 DECISIONS = Path("decisions")
 CONTRACT_FILE = "contract.toml"
@@ -48,6 +49,11 @@ class Case(BaseModel):
     def text(self) -> str:
         """The state as the model reads it."""
         return render(self.state)
+
+    @property
+    def blank(self) -> bool:
+        """Tell whether there is nothing to decide on."""
+        return self.state in (None, [], {}) or not self.text.strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +92,7 @@ def folder_of(name: str, *, within: Path = DECISIONS) -> Path:
 
 def names_within(folder: Path = DECISIONS) -> list[str]:
     """Return the names of the decisions in a folder; none where there is no such folder."""
-    return sorted(each.parent.name for each in folder.glob(f"*/{CONTRACT_FILE}"))
+    return sorted(each.parent.name for each in folder.glob(f"*/{CONTRACT_FILE}") if each.is_file())
 
 
 def read_contract(folder: Path) -> Contract:
@@ -142,19 +148,17 @@ def _case(line: str, origin: str, contract: Contract) -> Case:
         raise CommandError(f"{origin}: {place}: {first['msg']}", code=ExitCode.USAGE) from error
     if case.label not in contract.option_ids:
         raise CommandError(
-            f"{origin}: the label {case.label!r} is none of the options {', '.join(contract.option_ids)}",
+            f"{origin}: the label {case.label!r} is none of the options {named(contract.option_ids)}",
             code=ExitCode.USAGE,
         )
-    if not case.text.strip():
+    if case.blank:
         raise CommandError(f"{origin}: the state is blank", code=ExitCode.USAGE, hint="Remove the case.")
     return case
 
 
 def _read(path: Path, *, most: int) -> str:
     try:
-        if (size := path.stat().st_size) > most:
-            raise CommandError(f"{path} has {size} bytes and {most} are allowed", code=ExitCode.USAGE)
-        return path.read_text(encoding="utf-8")
+        return read_whole(path, most=most).decode()
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror}", code=ExitCode.USAGE) from error
     except UnicodeDecodeError as error:

@@ -22,6 +22,9 @@ from steelyard.decisions.metrics import Operating
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.decisions.contract import Contract
 from steelyard_runtime.decisions.head import Bound, Description, Head, HeadError, Interval, head_files, load_head
+from steelyard_runtime.whole_files import read_whole
+
+MOST_BASELINE_BYTES = 1 << 20
 
 Step = Callable[[str, int, int], None]
 """Called with the stage, and its steps that are done and their number."""
@@ -196,7 +199,7 @@ def read_baseline(folder: Path) -> Baseline | None:
     """
     path = folder / BASELINE_FILE
     try:
-        return Baseline.model_validate_json(path.read_bytes()) if path.exists() else None
+        return Baseline.model_validate_json(read_whole(path, most=MOST_BASELINE_BYTES)) if path.exists() else None
     except (OSError, ValidationError) as error:
         raise CommandError(
             f"{path} is no baseline: {error}",

@@ -19,12 +19,17 @@ from pydantic import ValidationError
 from steelyard.client.decision_file import usage
 from steelyard.decisions.folder import Case
 from steelyard.rows.reading import Format, fault, format_of, read_values, short
+from steelyard_runtime.contracts.systemone import CHOICE_INSTRUCTIONS, NOUL_INSTRUCTIONS, SCORE_INSTRUCTIONS
+from steelyard_runtime.contracts.text import render
+from steelyard_runtime.decisions.contract import named
 
 Layout = Literal["jsonl", "csv", "tsv", "json", "systemone", "sys1bench"]
 
 MOST_CASES = 50_000
 """Cases of one file: all of them are held in memory."""
 _OWN = ("kind", "note", "id", "same_as")
+_INSTRUCTIONS = {"noul": NOUL_INSTRUCTIONS, "choice": CHOICE_INSTRUCTIONS, "score": SCORE_INSTRUCTIONS}
+_FLAG = "--format jsonl|csv|tsv|json"
 _ORIGINS = {"systemone": "System One requests", "sys1bench": "tasks of sys1bench"}
 
 
@@ -73,7 +78,7 @@ def read_labelled(
         CommandError: A row is wrong, with its line; there is none, or there are too many.
     """
     chosen = columns or Columns()
-    kind: Format = "jsonl" if layout in _ORIGINS else format_of(path, _format(layout))
+    kind: Format = "jsonl" if layout in _ORIGINS else format_of(path, _format(layout), flag=_FLAG)
     if kind == "txt":
         raise usage(f"{path} is lines of text, which have no labels", "Give JSON Lines or CSV.")
     cases: list[Case] = []
@@ -115,12 +120,13 @@ def require_options(found: Labelled, options: tuple[str, ...], *, origin: Path) 
     """
     for case, line in zip(found.cases, found.lines, strict=True):
         if case.label not in options:
-            raise fault(str(origin), line, f"the label {short(case.label)} is none of the options {', '.join(options)}")
+            raise fault(str(origin), line, f"the label {short(case.label)} is none of the options {named(options)}")
 
 
 def as_lines(cases: tuple[Case, ...]) -> str:
     """Return cases as the lines of ``cases.jsonl``."""
-    said = (case.model_dump(mode="json", exclude_none=True) | {"state": case.state} for case in cases)
+    # A state is not dumped: pydantic takes none that is as deep as JSON may be.
+    said = ({"state": case.state} | case.model_dump(exclude_none=True, exclude={"state"}) for case in cases)
     return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in said)
 
 
@@ -200,7 +206,8 @@ def _decision(asked: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]
         raise fault(str(path), line, f"the question {short(asked['id'])} is no noul, choice or score with criteria")
     if len(options) < 2:
         raise fault(str(path), line, f"the question {short(asked['id'])} has {len(options)} options, and needs 2")
-    return {"question": str(asked.get("instructions") or "Which option fits the state best?"), "options": options}
+    given = asked.get("instructions")
+    return {"question": _INSTRUCTIONS[kind] if given is None or given == "" else render(given), "options": options}
 
 
 def _listed(criteria: list[Any], path: Path, line: int) -> Iterator[dict[str, Any]]:
@@ -215,7 +222,8 @@ def _listed(criteria: list[Any], path: Path, line: int) -> Iterator[dict[str, An
 
 
 def _option(name: str, description: Any) -> dict[str, Any]:
-    return {"id": name, "description": str(description)} if description else {"id": name}
+    said = "" if description is None else render(description)
+    return {"id": name, "description": said} if said else {"id": name}
 
 
 def _labelled(
@@ -229,11 +237,15 @@ def _labelled(
     found = asked.get("ground_truth") if layout == "sys1bench" else labels.get(asked["id"])
     if found is None:
         return None
-    if isinstance(found, bool):
-        found = "yes" if found else "no"
+    label = ("yes" if found else "no") if isinstance(found, bool) else str(found)
+    known = [option["id"] for option in _decision(asked, path, line)["options"]]
+    if not isinstance(found, str | int) or label not in known:
+        raise fault(
+            str(path), line, f"the answer to {short(asked['id'])} is {short(found)}, and the options are {named(known)}"
+        )
     if "state" not in value:
         raise fault(str(path), line, "the field 'state' is missing")
-    row = {"state": value["state"], "label": str(found)}
+    row = {"state": value["state"], "label": label}
     if isinstance(name := value.get("task_id"), str) and name:
         row["id"] = name
     return row
@@ -245,7 +257,7 @@ def _case(row: dict[str, Any], path: Path, line: int) -> Case:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         raise fault(str(path), line, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    if not case.text.strip():
+    if case.blank:
         raise fault(str(path), line, "the state is blank")
     return case
 

@@ -16,6 +16,7 @@ from steelyard.client.decision_file import usage
 from steelyard.models.storage import write_atomically
 from steelyard_base.strict import Listed, Strict
 from steelyard_runtime.decisions.head import Interval
+from steelyard_runtime.whole_files import read_whole
 
 FORMAT: Literal[1] = 1
 MOST_BYTES = 1 << 30
@@ -217,9 +218,7 @@ def read_evaluation(path: Path) -> Evaluation:
         CommandError: It cannot be read, or is none.
     """
     try:
-        if (size := path.stat().st_size) > MOST_BYTES:
-            raise usage(f"{path} has {size} bytes and {MOST_BYTES} are allowed")
-        return Evaluation.model_validate_json(path.read_bytes())
+        return Evaluation.model_validate_json(read_whole(path, most=MOST_BYTES, pipes=True))
     except OSError as error:
         raise usage(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:

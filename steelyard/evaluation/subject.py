@@ -93,9 +93,7 @@ def subject_of(name: str, *, zero_shot: bool) -> Subject:
 
 
 def _of_file(path: Path) -> Subject:
-    if path.exists() and (size := path.stat().st_size) > MAX_FILE_BYTES:
-        raise usage(f"{path} has {size} bytes and {MAX_FILE_BYTES} are allowed")
-    said = parse_json(read_text(path, None), str(path))
+    said = parse_json(read_text(path, None, most=MAX_FILE_BYTES), str(path))
     if isinstance(said, dict) and "decision" in said:
         said = said["decision"]
     if not isinstance(said, dict):

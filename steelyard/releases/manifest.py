@@ -30,9 +30,12 @@ from steelyard_constructs.hardware import Architecture, Hardware
 from steelyard_constructs.images import ImageReference
 from steelyard_constructs.model_artifact import ModelArtifact
 from steelyard_runtime.decisions.content import DecisionContent
+from steelyard_runtime.whole_files import read_whole
 
 FOLDER = Path(__file__).resolve().parents[2] / "releases"
 FORMAT = "steelyard-release/1"
+MOST_BYTES = 16 << 20
+"""Bytes of a manifest."""
 SAMPLE = "sample"
 """The release of the local cloud and of synthesis when none is named."""
 
@@ -422,7 +425,11 @@ def load_release(reference: str = SAMPLE, *, folder: Path = FOLDER) -> Release:
     """
     path = Path(reference) if reference.endswith(".json") else folder / f"{_whole(reference, folder)}.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        data = json.loads(
+            read_whole(path, most=MOST_BYTES, pipes=True).decode(),
+            object_pairs_hook=_unique,
+            parse_constant=_refuse_constant,
+        )
     except FileNotFoundError as error:
         known = ", ".join(release_names(folder)) or "none"
         raise CommandError(

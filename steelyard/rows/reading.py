@@ -6,12 +6,13 @@ import csv
 import hashlib
 import json
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
-from steelyard.client.decision_file import parse_json, usage
+from steelyard.client.decision_file import MOST_BYTES, parse_json, usage
 from steelyard_base.exit_codes import CommandError
 
 Format = Literal["jsonl", "csv", "tsv", "json", "txt"]
@@ -19,9 +20,16 @@ Format = Literal["jsonl", "csv", "tsv", "json", "txt"]
 LONGEST_ROW = 4 << 20
 """Bytes of one row: the server's own default for a request body."""
 
-LARGEST_LIST = 64 << 20
+LARGEST_LIST = MOST_BYTES
 """Bytes of a file that holds one JSON list, which is read as a whole; JSON Lines has no such limit."""
 
+_FORMAT_FLAG = f"--states-format {'|'.join(get_args(Format))}"
+_SAID = {
+    "new-line character seen in unquoted field - do you need to open the file in universal-newline mode?": (
+        "its lines end with a carriage return alone; save it with other line ends"
+    )
+}
+"""Messages of Python's reader that are meant for programs, in words for whoever has the file."""
 _SUFFIXES: dict[str, Format] = {f".{name}": name for name in get_args(Format)} | {".ndjson": "jsonl"}
 
 
@@ -56,8 +64,13 @@ class Fields:
     id: str | None = None
 
 
-def format_of(path: Path, chosen: Format | None) -> Format:
+def format_of(path: Path, chosen: Format | None, *, flag: str = _FORMAT_FLAG) -> Format:
     """Return the format of a file: the chosen one, or the one of its suffix; standard input is JSON Lines.
+
+    Args:
+        path: The file.
+        chosen: What the command line says.
+        flag: Its flag and values, for the message.
 
     Raises:
         CommandError: The suffix is none that is known.
@@ -68,9 +81,7 @@ def format_of(path: Path, chosen: Format | None) -> Format:
         return "jsonl"
     found = _SUFFIXES.get(path.suffix.lower())
     if found is None:
-        raise usage(
-            f"the format of {path} is not known by its suffix", f"Say it: --states-format {'|'.join(get_args(Format))}"
-        )
+        raise usage(f"the format of {path} is not known by its suffix", f"Say it: {flag} {'|'.join(get_args(Format))}")
     return found
 
 
@@ -243,7 +254,7 @@ def _table(stream: BinaryIO, delimiter: str, origin: str) -> Iterator[tuple[int,
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            raise fault(origin, begins, f"it is not CSV: {error}") from error
+            raise fault(origin, begins, f"it is not CSV: {_SAID.get(str(error), error)}") from error
         if cells is None:
             return
         if not cells or (len(cells) == 1 and not cells[0].strip()):
@@ -277,10 +288,15 @@ class _Sizes:
 
 
 def _check_header(header: Sequence[str], origin: str, line: int) -> None:
-    if twice := sorted({name for name in header if header.count(name) > 1}):
-        raise fault(origin, line, f"the column {short(twice[0])} is there twice")
     if "" in header:
         raise fault(origin, line, f"column {list(header).index('') + 1} has no name")
+    if twice := sorted(name for name, count in Counter(header).items() if count > 1):
+        raise fault(origin, line, f"the column {short(twice[0])} is there twice")
+    if len(header) == 1 and (other := next((each for each in ";\t" if each in header[0]), None)):
+        raise usage(
+            f"line {line} of {origin}: it has one column, {short(header[0])}, divided by {short(other)}",
+            "Columns are divided by commas, those of TSV by tabs: save it so.",
+        )
 
 
 def _require_text(value: Any, text: str, origin: str, line: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -178,8 +179,8 @@ def _asks(asked: Asked) -> list[Ask]:
 
 def _template(asked: Asked) -> list[dict[str, Any]]:
     """The decisions that every state is asked."""
-    ids = [decision["id"] for decision in asked.decisions]
-    if twice := [each for each in ids if ids.count(each) > 1]:
+    counts = Counter(decision["id"] for decision in asked.decisions)
+    if twice := [each for each, count in counts.items() if count > 1]:
         raise usage(f"two decisions have the id {twice[0]!r}; the rows of the output could not be told apart")
     common(asked.beside, of="one state")
     return [_without_state(decision) for decision in asked.decisions]

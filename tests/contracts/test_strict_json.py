@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from steelyard_runtime import strict_json
 from steelyard_runtime.errors import Kind, Problem
-from steelyard_runtime.strict_json import MAX_INTEGER_DIGITS
+from steelyard_runtime.settings import MAX_INTEGER_DIGITS
 
 SCALARS = (
     st.none()

@@ -11,6 +11,7 @@ from steelyard.decisions.folder import Case
 from steelyard.evaluation import labelled
 from steelyard.evaluation.labelled import Columns, as_lines, read_labelled, require_options
 from steelyard_base.exit_codes import CommandError
+from steelyard_runtime.contracts.systemone import CHOICE_INSTRUCTIONS
 
 CASES = (
     Case(state="I was billed, twice.", label="billing", kind="hard", id="a"),
@@ -131,10 +132,48 @@ def test_two_questions_of_one_name_are_not_one_decision(tmp_path: Path) -> None:
         ("c.jsonl", '{"state": "a", "questions": {}, "labels": {}}', "it has no questions"),
         ("c.jsonl", '{"state": "a", "questions": {"q": {"type": "new"}}, "labels": {"q": 1}}', "no noul, choice or"),
         ("c.txt", "a\n", "no labels"),
+        ("c", "a\n", "Say it: --format jsonl|csv|tsv|json"),
+        ("c.csv", "text;label\na;x\n", "one column, 'text;label', divided by ';' Columns are divided by commas"),
+        ("c.csv", "text,label\ra,x\r", "its lines end with a carriage return alone"),
+        ("c.csv", "text,label,,\na,x,,\n", "column 3 has no name"),
+        ("c.jsonl", '{"state": 1e999, "label": "x"}', "the number 1e999 is too large"),
+        ("c.jsonl", f'{{"state": {"9" * 4301}, "label": "x"}}', "has 4301 digits; 4300 are allowed"),
+        ("c.jsonl", f'{{"state": {"[" * 512}{"]" * 512}, "label": "x"}}', "more than 512 deep"),
+        ("c.jsonl", f'{{"state": {"[" * 10_000}, "label": "x"}}', "more than 512 deep"),
+        ("c.jsonl", '{"state": null, "label": "x"}', "the state is blank"),
+        ("c.jsonl", '{"state": {}, "label": "x"}', "the state is blank"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, name: str, body: str | bytes, expected: str) -> None:
     assert expected in told(tmp_path, name, body)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "options"),
+    [
+        ("team", ["b"], "a, b"),
+        ("team", "c", "a, b"),
+        ("late", 1, "yes, no"),
+        ("level", 1.0, "0, 1"),
+        ("level", 2, "0, 1"),
+    ],
+)
+def test_an_answer_is_an_option_of_its_question(tmp_path: Path, question: str, answer: object, options: str) -> None:
+    body = json.dumps({"state": "s", "questions": QUESTIONS, "labels": {question: answer}})
+    said = f"the answer to '{question}' is {json.dumps(answer)}, and the options are {options}"
+    assert said.replace('"c"', "'c'") in told(tmp_path, "c.jsonl", body, question=question)
+
+
+def test_a_question_is_what_system_one_would_ask(tmp_path: Path) -> None:
+    question = {"type": "choice", "criteria": {"a": {"is": "an A"}, "b": None}}
+    found = read(tmp_path, "c.jsonl", json.dumps({"state": "s", "questions": {"q": question}, "labels": {"q": "a"}}))
+    described = [{"id": "a", "description": '{"is":"an A"}'}, {"id": "b"}]
+    assert found.decision == {"question": CHOICE_INSTRUCTIONS, "options": described}
+
+
+def test_a_deep_state_is_a_line_again(tmp_path: Path) -> None:
+    line = f'{{"state": {"[" * 511}1{"]" * 511}, "label": "x"}}\n'
+    assert as_lines(read(tmp_path, "c.jsonl", line).cases) == line
 
 
 def test_a_field_of_a_megabyte_is_read_whole(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
@@ -217,7 +217,7 @@ def _check_options(contract: Contract) -> None:
         raise ValueError(f"the option id {twice[0]!r} appears more than once")
     check_names(ids, "option id")
     if contract.type == "yesno" and ids != YES_NO:
-        raise ValueError(f"a yesno decision has the options 'yes' and 'no' in this order; it has {_listed(ids)}")
+        raise ValueError(f"a yesno decision has the options 'yes' and 'no' in this order; it has {named(ids)}")
     values = [option.value for option in contract.options]
     if contract.type != "score":
         if any(value is not None for value in values):
@@ -242,16 +242,14 @@ def _check_way_out(contract: Contract) -> None:
             "state fits an option)"
         )
     elif contract.way_out is not None and contract.way_out not in contract.option_ids:
-        raise ValueError(
-            f"way_out is {contract.way_out!r}, which is none of the options {_listed(contract.option_ids)}"
-        )
+        raise ValueError(f"way_out is {contract.way_out!r}, which is none of the options {named(contract.option_ids)}")
 
 
 def _check_policy(contract: Contract) -> None:
     policy = contract.policy
     for option in policy.options:
         if option not in contract.option_ids:
-            raise ValueError(f"policy.options names {option!r}, which is none of {_listed(contract.option_ids)}")
+            raise ValueError(f"policy.options names {option!r}, which is none of {named(contract.option_ids)}")
     for option, own in policy.options.items():
         if own.never_automate and own.automate is not None:
             raise ValueError(f"policy.options.{option} has both never_automate and automate; keep one")
@@ -293,7 +291,8 @@ def _check_effect(thresholds: Thresholds, option: str, contract: Contract) -> No
         )
 
 
-def _listed(ids: tuple[str, ...]) -> str:
+def named(ids: Sequence[str]) -> str:
+    """Return ids as a message names them: the first 20, and how many more there are."""
     shown = ", ".join(ids[:20])
     return shown if len(ids) <= 20 else f"{shown} and {len(ids) - 20} more"
 

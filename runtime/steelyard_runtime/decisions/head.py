@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 
 from steelyard_runtime.decisions.contract import Contract
 from steelyard_runtime.scoring.words import MAX_TERMS, Vocabulary, Words
+from steelyard_runtime.whole_files import read_whole
 
 DESCRIPTION_FILE = "head.json"
 TENSORS_FILE = "head.safetensors"
@@ -366,9 +367,7 @@ def load_head(folder: Path) -> Head:
 
 def _read(path: Path, *, most: int) -> bytes:
     try:
-        if (size := path.stat().st_size) > most:
-            raise HeadError(f"{path} has {size} bytes and {most} are allowed")
-        return path.read_bytes()
+        return read_whole(path, most=most)
     except OSError as error:
         raise HeadError(f"cannot read {path}: {error.strerror}; fit the head with: steelyard decision fit") from error
 

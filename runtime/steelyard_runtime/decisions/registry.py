@@ -20,6 +20,7 @@ from steelyard_runtime.scoring.letters import Letters
 from steelyard_runtime.scoring.strategies import Strategies
 from steelyard_runtime.scoring.strategy import Readout
 from steelyard_runtime.scoring.wordings import WORDINGS, Wording
+from steelyard_runtime.whole_files import read_whole
 
 FOLDER = "decisions"
 """A folder of this name beside the model file is found by itself."""
@@ -313,9 +314,7 @@ def _head_folder(folder: Path, llama_cpp: str | None) -> Path:
 
 def _text(path: Path) -> str:
     try:
-        if (size := path.stat().st_size) > MAX_FILE_BYTES:
-            raise RegistryError(f"{path} has {size} bytes and {MAX_FILE_BYTES} are allowed")
-        return path.read_text(encoding="utf-8")
+        return read_whole(path, most=MAX_FILE_BYTES).decode()
     except OSError as error:
         raise RegistryError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from steelyard_runtime.whole_files import without_waiting
+
 Scalar = int | float | bool | str
 
 MAX_HEADER_BYTES = 1 << 28
@@ -141,8 +143,7 @@ def read_header(path: Path) -> Header:
         GgufError: The file cannot be read, is no GGUF file, or its header is broken or beyond this reader's bounds.
     """
     try:
-        # O_NONBLOCK so that opening a named pipe returns at once and can be refused.
-        with open(path, "rb", buffering=0, opener=_open_without_blocking) as file:
+        with open(path, "rb", buffering=0, opener=without_waiting) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise GgufError(f"{path} is not a regular file")
@@ -153,10 +154,6 @@ def read_header(path: Path) -> Header:
         if isinstance(error, GgufError):
             raise
         raise GgufError(f"{path!r} cannot be opened: {error}") from error
-
-
-def _open_without_blocking(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 class _Reader:
