@@ -16,6 +16,17 @@ def sentences(error: ValidationError) -> str:
     )
 
 
+def first_fault(error: ValidationError, *, whole: str) -> str:
+    """Return the first fault: its place in the file, and what is wrong.
+
+    Args:
+        error: The faults.
+        whole: The place of a fault that is of no one field.
+    """
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{'.'.join(map(str, fault['loc'])) or whole}: {_said(fault)}"
+
+
 def _said(fault: ErrorDetails) -> str:
     if fault["type"] in _UNKNOWN_FIELD:
         return "there is no such field; see docs/reference for those that there are"

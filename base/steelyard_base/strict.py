@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, cast, get_type_hints
@@ -14,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
 from steelyard_base.exit_codes import CommandError, ExitCode
+from steelyard_runtime.strict_toml import parse as parse_toml
 from steelyard_runtime.whole_files import read_whole
 
 MOST_BYTES = 1 << 20
@@ -80,8 +80,7 @@ def read_toml(path: Path, *, what: str, code: ExitCode) -> dict[str, Any]:
         CommandError: It cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(read_whole(path, most=MOST_BYTES, pipes=True).decode())
-    # Not TOML, not UTF-8, a number with more digits than Python reads, or lists too deep.
-    except (OSError, ValueError, RecursionError) as error:
+        return parse_toml(read_whole(path, most=MOST_BYTES, pipes=True).decode())
+    except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise CommandError(f"cannot read {what} {path}: {why}", code=code) from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from steelyard_runtime.strict_toml import parse as parse_toml
 from steelyard_runtime.whole_files import read_whole
 
 LARGEST_CONFIG = 1 << 20
@@ -422,7 +422,7 @@ def _entries(config: Path) -> dict[str, Any]:
     """Read the file by the names of settings, with every value of its setting's very type."""
     where = _legible(str(config))
     try:
-        written = tomllib.loads(read_whole(config, most=LARGEST_CONFIG, pipes=True).decode())
+        written = parse_toml(read_whole(config, most=LARGEST_CONFIG, pipes=True).decode())
     except FileNotFoundError as error:
         raise SettingsError(f"the settings file {where} does not exist") from error
     except OSError as error:
@@ -432,8 +432,7 @@ def _entries(config: Path) -> dict[str, Any]:
             f"the settings file {where} is not UTF-8: byte {error.start + 1} is 0x{error.object[error.start]:02x}; "
             "save it in UTF-8"
         ) from error
-    except (ValueError, RecursionError) as error:
-        # ValueError: also a number too long for Python. RecursionError: tomllib descends without a limit.
+    except ValueError as error:
         raise SettingsError(f"the settings file {where} is not TOML: {error}") from error
     entries = InitSettingsSource(Settings, written)()
     faults = list(_file_faults(entries))

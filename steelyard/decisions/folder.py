@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steelyard.client.decision_file import parse_json
 from steelyard_base.exit_codes import CommandError, ExitCode
+from steelyard_base.faults import first_fault
 from steelyard_runtime.contracts.text import render
 from steelyard_runtime.decisions.contract import MAX_FILE_BYTES, Contract, ContractError, named, parse_contract
 from steelyard_runtime.whole_files import read_whole
@@ -143,9 +144,7 @@ def _case(line: str, origin: str, contract: Contract) -> Case:
     try:
         case = Case.model_validate(parse_json(line, origin))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the line"
-        raise CommandError(f"{origin}: {place}: {first['msg']}", code=ExitCode.USAGE) from error
+        raise CommandError(f"{origin}: {first_fault(error, whole='the line')}", code=ExitCode.USAGE) from error
     if case.label not in contract.option_ids:
         raise CommandError(
             f"{origin}: the label {case.label!r} is none of the options {named(contract.option_ids)}",

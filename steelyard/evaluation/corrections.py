@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from steelyard.client.decision_file import usage
 from steelyard.decisions.folder import Case
 from steelyard.rows.reading import fault, read_values
+from steelyard_base.faults import first_fault
 from steelyard_runtime.contracts.text import render
 from steelyard_runtime.decisions.contract import Contract
 from steelyard_runtime.decisions.record import FeedbackRecord, sha256_of_state
@@ -57,9 +58,9 @@ def read_feedback(path: Path, name: str) -> list[FeedbackRecord]:
         try:
             record = FeedbackRecord.model_validate(value)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            place = ".".join(map(str, first["loc"])) or "the line"
-            raise fault(str(path), line, f"it is no record of feedback: {place}: {first['msg']}") from error
+            raise fault(
+                str(path), line, f"it is no record of feedback: {first_fault(error, whole='the line')}"
+            ) from error
         if record.decision.partition("@")[0] == name:
             found.append(record)
         if len(found) > MOST_RECORDS:

@@ -10,6 +10,7 @@ from steelyard.client.decision_file import usage
 from steelyard.evaluation.comparison import Comparison
 from steelyard.evaluation.result import Evaluation
 from steelyard_base.exit_codes import ExitCode
+from steelyard_base.faults import first_fault
 from steelyard_base.gates import GateResult, Gates, judge
 from steelyard_base.strict import read_toml
 
@@ -27,10 +28,8 @@ def read_gates(path: Path) -> Gates:
     try:
         return Gates.model_validate(table)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
         raise usage(
-            f"{path}: gates.{where}: {first['msg']}", f"The gates are: {', '.join(Gates.model_fields)}."
+            f"{path}: gates.{first_fault(error, whole='')}", f"The gates are: {', '.join(Gates.model_fields)}."
         ) from error
 
 

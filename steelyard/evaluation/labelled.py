@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from steelyard.client.decision_file import usage
 from steelyard.decisions.folder import Case
 from steelyard.rows.reading import Format, fault, format_of, read_values, short
+from steelyard_base.faults import first_fault
 from steelyard_runtime.contracts.systemone import CHOICE_INSTRUCTIONS, NOUL_INSTRUCTIONS, SCORE_INSTRUCTIONS
 from steelyard_runtime.contracts.text import render
 from steelyard_runtime.decisions.contract import named
@@ -255,8 +256,7 @@ def _case(row: dict[str, Any], path: Path, line: int) -> Case:
     try:
         case = Case.model_validate(row)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise fault(str(path), line, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise fault(str(path), line, first_fault(error, whole="the line")) from error
     if case.blank:
         raise fault(str(path), line, "the state is blank")
     return case

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from steelyard.client.decision_file import usage
 from steelyard.rows.reading import fault, read_values, short
+from steelyard_base.faults import first_fault
 from steelyard_runtime.contracts.contract import DecisionContract
 from steelyard_runtime.contracts.dispatch import contract_of
 from steelyard_runtime.contracts.limits import Limits
@@ -131,9 +132,7 @@ def read_records(path: Path) -> list[DecisionRecord]:
         try:
             found.append(DecisionRecord.model_validate(value))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            place = ".".join(map(str, first["loc"])) or "the line"
-            raise fault(str(path), line, f"it is no decision record: {place}: {first['msg']}") from error
+            raise fault(str(path), line, f"it is no decision record: {first_fault(error, whole='the line')}") from error
     if not found:
         raise usage(
             f"{path} has no decision record",

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from steelyard.client.decision_file import usage
 from steelyard.models.storage import write_atomically
+from steelyard_base.faults import first_fault
 from steelyard_base.strict import Listed, Strict
+from steelyard_runtime.decisions.contract import named
 from steelyard_runtime.decisions.head import Interval
 from steelyard_runtime.whole_files import read_whole
 
@@ -210,6 +212,27 @@ class Evaluation(Strict):
         """Ids of the options, in order."""
         return tuple(option.id for option in self.decision.options)
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        """Refuse a file whose parts are of different decisions: somebody changed it."""
+        options = self.option_ids
+        if len(options) < 2 or len(set(options)) < len(options):
+            raise ValueError(f"the options are {named(options)}; they are two or more different ones")
+        for each in (*self.judged, *self.reordered, *self.repeated, *self.attacked):
+            if each.answer is not None and len(each.answer.probabilities) != len(options):
+                raise ValueError(
+                    f"an answer to case {each.case} has {len(each.answer.probabilities)} probabilities, and there are "
+                    f"{len(options)} options"
+                )
+        for case in self.judged:
+            if case.label not in options:
+                raise ValueError(f"case {case.case} has the label {case.label!r}, which is none of {named(options)}")
+        if {len(options)} != {len(row) for row in (self.figures.confusion, *self.figures.confusion)}:
+            raise ValueError(f"the table of confusion is not of the {len(options)} options")
+        if (self.price_per_hour is None) != (self.figures.cost_per_1000 is None):
+            raise ValueError("price_per_hour and cost_per_1000 belong together, and one is missing")
+        return self
+
 
 def read_evaluation(path: Path) -> Evaluation:
     """Read the file of an evaluation.
@@ -222,10 +245,8 @@ def read_evaluation(path: Path) -> Evaluation:
     except OSError as error:
         raise usage(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
         raise usage(
-            f"{path} is no evaluation: {place}: {first['msg']}",
+            f"{path} is no evaluation: {first_fault(error, whole='the file')}",
             "Make one: steelyard decision evaluate NAME --cases FILE --out FILE.json",
         ) from error
 

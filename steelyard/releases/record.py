@@ -19,6 +19,7 @@ from steelyard.aws.session import Aws, aws_errors, error_code
 from steelyard.environments.schema import Environment
 from steelyard.releases.manifest import Release, parse_release
 from steelyard_base.exit_codes import CommandError, ExitCode
+from steelyard_base.faults import first_fault
 from steelyard_base.strict import Listed, Strict
 
 FORMAT: Literal["steelyard-record/1"] = "steelyard-record/1"
@@ -229,10 +230,8 @@ def read_event(aws: Aws, environment: Environment, number: int, *, bucket: str) 
     try:
         return Event.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the object"
         raise CommandError(
-            f"s3://{bucket}/{key} is no event of a record: {place}: {first['msg']}",
+            f"s3://{bucket}/{key} is no event of a record: {first_fault(error, whole='the object')}",
             hint="A newer version may have written it: use that one.",
         ) from error
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +71,28 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         path.write_text(json.dumps(said | change))
         with pytest.raises(CommandError, match="is no evaluation"):
             read_evaluation(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda said: said["decision"]["options"].pop(), "has 3 probabilities, and there are 2 options"),
+        (lambda said: said["decision"].update(options=[]), "the options are ; they are two or more"),
+        (lambda said: said["judged"][0]["answer"]["probabilities"].pop(), "an answer to case 1 has 2 probabilities"),
+        (lambda said: said["repeated"][0]["answer"].update(probabilities=[]), "has 0 probabilities"),
+        (lambda said: said["attacked"][0]["answer"]["probabilities"].append(0.5), "has 4 probabilities"),
+        (lambda said: said["judged"][0].update(label="gone"), "case 1 has the label 'gone', which is none of billing,"),
+        (lambda said: said["figures"]["confusion"].pop(), "the table of confusion is not of the 3 options"),
+        (lambda said: said["figures"]["confusion"][1].pop(), "the table of confusion is not of the 3 options"),
+        (lambda said: said.update(price_per_hour=None), "price_per_hour and cost_per_1000 belong together"),
+    ],
+)
+def test_a_changed_file_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str) -> None:
+    changed = sample().model_dump(mode="json")
+    change(changed)
+    (tmp_path / "e.json").write_text(json.dumps(changed))
+    with pytest.raises(CommandError, match=said):
+        read_evaluation(tmp_path / "e.json")
 
 
 def ten(wrong: int, *, shift: float = 0.0, **target: str) -> Evaluation:

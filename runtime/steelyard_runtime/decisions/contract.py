@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
@@ -21,6 +20,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, Valid
 from steelyard_runtime.contracts.option_names import check_names
 from steelyard_runtime.decision import DecisionType
 from steelyard_runtime.scoring.wordings import WORDINGS
+from steelyard_runtime.settings import one_per_line
+from steelyard_runtime.strict_toml import parse as parse_toml
 
 Type = DecisionType
 ReadoutName = Literal["head", "options-as-cases", "question-as-case", "letters"]
@@ -309,13 +310,13 @@ def parse_contract(text: str) -> Contract:
     if (size := len(text.encode())) > MAX_FILE_BYTES:
         raise ContractError(f"the contract has {size} bytes and {MAX_FILE_BYTES} are allowed")
     try:
-        said = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ContractError(f"the contract is not TOML: {error or 'it is nested too deeply'}") from error
+        said = parse_toml(text)
+    except ValueError as error:
+        raise ContractError(f"the contract is not TOML: {error}") from error
     try:
         return Contract.model_validate(said)
     except ValidationError as error:
-        raise ContractError("\n".join(_sentences(error))) from error
+        raise ContractError(one_per_line(_sentences(error))) from error
 
 
 def _sentences(error: ValidationError) -> list[str]:
