@@ -7,16 +7,25 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steelyard.client.decision_file import usage
 from steelyard.evaluation.result import read_evaluation
 from steelyard.rows.reading import fault, read_values, short
+from steelyard_base.faults import first_fault
+from steelyard_runtime.decision import Action
+from steelyard_runtime.decisions.contract import MAX_OPTIONS
 
 MOST_RECORDS = 5_000_000
 """Answers of one file: 32 bytes of memory each."""
+MOST_DECISIONS = 1000
+"""Decisions of one file: comparing one takes some hundredths of a second."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(slots=True)
@@ -53,6 +62,48 @@ class Period:
             self.distance.append(distance)
 
 
+class _Said(BaseModel):
+    """A line of others, of which some fields are looked at."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class _Recorded(_Said):
+    decision: str | None
+    question_sha256: str
+    answer: Annotated[int, Field(ge=0)]
+    option: str | None
+    probabilities: Annotated[list[Share], Field(max_length=MAX_OPTIONS)]
+    action: Action | None
+    distance_rank: Share | None = None
+
+
+class _Decided(_Said):
+    decision: str
+    option: str
+    probability: Share
+    action: Action | None
+    distance_rank: Share | None = None
+
+
+class _Logged(_Said):
+    decisions: list[_Decided] | None = None
+
+
+class _Result(_Said):
+    decision: str | None = None
+    distance_rank: Share | None = None
+
+
+class _Row(_Said):
+    decision: str
+    choice: str | None
+    probabilities: dict[str, Share] | None
+    action: Action | None = None
+    result: _Result | None = None
+    error: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class _Record:
     decision: str
@@ -77,8 +128,22 @@ def read_periods(path: Path) -> dict[str, Period]:
     for count, (line, record) in enumerate(_records(path), start=1):
         if count > MOST_RECORDS:
             raise fault(str(path), line, f"it is answer {count}, and {MOST_RECORDS} are allowed")
-        period = (logged if record.of_request else recorded).setdefault(record.decision, Period())
+        periods = logged if record.of_request else recorded
+        period = periods.setdefault(record.decision, Period())
+        if len(periods) > MOST_DECISIONS:
+            raise usage(
+                f"line {line} of {path}: it is about decision {len(periods)}, and {MOST_DECISIONS} are allowed",
+                "Questions that change from request to request have no drift: leave out the records whose decision is "
+                "null.",
+            )
         period.add(record.option, record.probability, record.action, record.distance)
+        if len(period.options) > MAX_OPTIONS:
+            raise fault(
+                str(path),
+                line,
+                f"it names option {len(period.options)} of {short(record.decision)}, and "
+                f"a decision has {MAX_OPTIONS} at most",
+            )
     found = recorded or logged
     if not found:
         raise usage(
@@ -113,36 +178,43 @@ def _records(path: Path) -> Iterator[tuple[int, _Record]]:
 def _of_line(value: Mapping[str, Any], path: Path, line: int) -> Iterator[_Record]:
     try:
         if value.get("event") == "decision":
-            at = value["answer"]
-            # A question of a request's own has no name, and its options have no ids here.
-            name = value["decision"] or f"question {value['question_sha256'][:12]}"
-            option = value["option"] or f"option {at + 1}"
-            yield _record(name, option, value["probabilities"][at], value["action"], value)
+            yield _of_record(_Recorded.model_validate(value))
         elif "event" in value:
-            for each in value.get("decisions") or ():
-                if "option" not in each:
-                    raise fault(str(path), line, "a decision has no option: the log is of an older server")
-                found = _record(each["decision"], each["option"], each["probability"], each["action"], each)
-                yield replace(found, of_request=True)
+            listed = value.get("decisions")
+            if isinstance(listed, list) and any(isinstance(each, dict) and "option" not in each for each in listed):
+                raise fault(str(path), line, "a decision has no option: the log is of an older server")
+            for each in _Logged.model_validate(value).decisions or ():
+                yield _Record(
+                    each.decision, each.option, each.probability, each.action, each.distance_rank, of_request=True
+                )
         elif "choice" in value:
-            if value.get("error") is None:
-                result = value.get("result") or {}
-                name = result.get("decision") or value["decision"]
-                probability = value["probabilities"][value["choice"]]
-                yield _record(name, value["choice"], probability, value.get("action"), result)
+            row = _Row.model_validate(value)
+            if row.error is None:
+                yield _of_row(row)
         else:
             raise fault(
                 str(path), line, f"it is neither a line of a log nor a row; its fields are {short(list(value))}"
             )
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+    except ValidationError as error:
+        why = first_fault(error, whole="the line")
+        raise fault(str(path), line, f"it is no answer to a decision: {why}") from error
+    except ValueError as error:
         raise fault(str(path), line, f"it is no answer to a decision: {error}") from error
 
 
-def _record(name: Any, option: Any, probability: Any, action: Any, further: Mapping[str, Any]) -> _Record:
-    distance = further.get("distance_rank")
-    if not isinstance(name, str) or not isinstance(option, str) or not isinstance(action, str | None):
-        raise ValueError("decision, option and action are texts")
-    for number in (probability, *(() if distance is None else (distance,))):
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
-            raise ValueError(f"{short(number)} is no probability and no rank")
-    return _Record(name, option, float(probability), action, None if distance is None else float(distance))
+def _of_record(said: _Recorded) -> _Record:
+    if said.answer >= len(said.probabilities):
+        raise ValueError(f"answer is {said.answer}, and there are {len(said.probabilities)} probabilities")
+    # A question of a request's own has no name, and its options have no ids here.
+    name = said.decision or f"question {said.question_sha256[:12]}"
+    option = said.option or f"option {said.answer + 1}"
+    return _Record(name, option, said.probabilities[said.answer], said.action, said.distance_rank)
+
+
+def _of_row(said: _Row) -> _Record:
+    result = said.result or _Result()
+    if said.choice is None or said.choice not in (probabilities := said.probabilities or {}):
+        raise ValueError(f"choice is {short(said.choice)}, which has no probability")
+    return _Record(
+        result.decision or said.decision, said.choice, probabilities[said.choice], said.action, result.distance_rank
+    )

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from steelyard.terminal import console
+
 
 class Chats(Protocol):
     """Answers chats: a server over HTTP, or an endpoint."""
@@ -33,7 +35,7 @@ def say(client: Chats, messages: list[dict[str, Any]], options: dict[str, Any]) 
         for choice in chunk.get("choices", ()):
             text = choice.get("delta", {}).get("content") or ""
             parts.append(text)
-            sys.stdout.write(text)
+            sys.stdout.write(console.spelled(text) if sys.stdout.isatty() else text)
             sys.stdout.flush()
     sys.stdout.write("\n")
     return "".join(parts)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -18,14 +18,39 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from steelyard.models.pull import Tenths
 from steelyard_base.exit_codes import CommandError
 
-out = Console()
-err = Console(stderr=True)
+# What a terminal obeys: controls, and marks that turn the direction of what follows.
+_OBEYED = (*(code for code in range(32) if chr(code) not in "\n\t"), *range(127, 160), *range(0x202A, 0x202F),
+           *range(0x2066, 0x206A))  # fmt: skip
+_SPELLED = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _OBEYED}
+
+
+def spelled(text: str) -> str:
+    r"""Return text in which nothing is obeyed by a terminal: controls are spelled.
+
+    >>> spelled("a\x1b[31m\n")
+    'a\\x1b[31m\n'
+    """
+    return text.translate(_SPELLED)
+
+
+class SpellingConsole(Console):
+    """A console that obeys rich's own controls alone: texts come from files, servers and models."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As rich's; the text of each segment is spelled."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=spelled(segment.text))
+
+
+out = SpellingConsole()
+err = SpellingConsole(stderr=True)
 
 BAR_CELLS = 24
 GAP = 2
