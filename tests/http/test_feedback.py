@@ -42,7 +42,8 @@ def served(stub_engine: StubEngine, tmp_path: Path) -> Callable[..., Served]:
     write_decision(tmp_path / "decisions" / "support-route", contract(LETTERS))
 
     def serve(**settings: Any) -> Served:
-        wanted = Settings(decisions=str(tmp_path / "decisions"), decision_records="log", log_level="error", **settings)
+        given = {"decisions": str(tmp_path / "decisions"), "decision_records": "log", "log_level": "error"} | settings
+        wanted = Settings(**given)
         sink = io.StringIO()
         app = create_app(Runtime(settings=wanted, services=build_services(wanted, stub_engine)), sink=sink)
         return Served(TestClient(app), sink)
@@ -117,6 +118,26 @@ def test_what_is_wrong_is_said(served: Callable[..., Served], feedback: dict[str
     assert answer.status_code == 422, answer.text
     assert said in answer.json()["error"]
     assert server.records() == []
+
+
+def test_a_state_is_kept_however_deep_a_body_may_be(served: Callable[..., Served]) -> None:
+    server = served(record_text=True, max_json_depth=512)
+    state: Any = 1.5
+    for _ in range(500):
+        state = [state]
+    assert server.tell(**RIGHT, state=state).json()["state_recorded"] is True
+    assert server.records()[0]["state"] == state
+
+
+def test_what_a_full_file_did_not_take_is_not_called_recorded(served: Callable[..., Served], tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b"\n" * ((1 << 20) - 900))
+    server = served(decision_records=str(path), decision_records_mib=1, record_text=True)
+    answers = [server.tell(**RIGHT, state="s").json() for _ in range(5)]
+    written = len(path.read_text().split())
+    assert [answer["recorded"] for answer in answers] == [number < written for number in range(5)]
+    assert [answer["state_recorded"] for answer in answers] == [answer["recorded"] for answer in answers]
+    assert 0 < written < 5
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import logging
 import os
 import pty
 import re
+import resource
 import shlex
 import signal
 import socket
@@ -191,6 +192,25 @@ def test_a_full_queue_drops_the_newest_lines_and_says_how_many() -> None:
         assert told[len(kept) :] == [f"dropped {1000 - len(kept)}", "the end"]
         assert writer.dropped == 1000 - len(kept)
         assert writer.drain(timeout_s=5)
+
+
+def test_a_part_of_a_line_spoils_no_other_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    writer = LogWriter(os.open(path, os.O_WRONLY | os.O_CREAT), describe_drop=lambda count: f"{count} dropped\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
+    try:
+        for line in ("first\n", "second\n", "third\n"):
+            writer.write(line)
+        assert eventually(lambda: writer.dropped >= 2, within_s=10)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    writer.write("fourth\n")
+    assert writer.drain(timeout_s=10)
+    lines = path.read_text().splitlines()
+    assert lines[:2] == ["first", "se"]
+    assert "fourth" in lines[2:]
+    assert all(re.fullmatch(r"fourth|\d dropped", line) for line in lines[2:])
 
 
 def test_a_full_disk_loses_lines_and_not_the_log(tmp_path: Path) -> None:

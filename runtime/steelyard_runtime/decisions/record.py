@@ -21,6 +21,10 @@ from steelyard_runtime.decision import Action, Answer, Cause, Correction, Decisi
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    def line(self) -> str:
+        """Return it as JSON, with the line's end."""
+        return self.model_dump_json() + "\n"
+
 
 class RecordedOption(_Record):
     """One option, as the model read it."""
@@ -94,6 +98,11 @@ class FeedbackRecord(_Record):
     overridden: Annotated[bool | None, Field(description="Another option was right; null where that is not known.")]
     state_sha256: Annotated[str | None, Field(description="Hash of the state's text.")]
     state: Annotated[Any, Field(description="The state, where `record_text` is on.")] = None
+
+    def line(self) -> str:
+        """Return it as JSON, with the line's end. pydantic writes no state that is as deep as a body may be."""
+        said = self.model_dump(mode="json", exclude={"state"}) | {"state": self.state}
+        return json.dumps(said, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def feedback_record(

@@ -21,6 +21,7 @@ FLUSH_S = 1.0
 """Seconds that the end of the process waits for lines to be written."""
 
 
+_LINE_END = ord("\n")
 _FOR_GOOD = (errno.EPIPE, errno.EBADF, errno.EIO, errno.ECONNRESET)
 
 
@@ -57,6 +58,7 @@ class LogWriter:
         self._bytes = 0
         self._unsaid = 0
         self._writing = False
+        self._torn = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -122,7 +124,9 @@ class LogWriter:
     def _write_whole(self, data: bytes) -> bool:
         """Write all of ``data``; False when nobody can read it any more."""
         descriptor = self._descriptor
-        rest = memoryview(data)
+        # Behind a line of which a full disk took a part, on a line of its own.
+        whole = memoryview(b"\n" + data if self._torn else data)
+        rest = whole
         while rest and descriptor is not None:
             try:
                 rest = rest[os.write(descriptor, rest) :]
@@ -132,10 +136,13 @@ class LogWriter:
                 if error.errno in _FOR_GOOD:
                     return False
                 time.sleep(0.05)  # a full disk, for one, may have room again
+                if written := len(whole) - len(rest):
+                    self._torn = whole[written - 1] != _LINE_END
                 with self._changed:
                     self.dropped += 1
                     self._unsaid += 1
                 return True
+        self._torn = False
         return True
 
     def _give_up(self) -> None:

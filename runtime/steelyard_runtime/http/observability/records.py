@@ -8,10 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from steelyard_runtime.decision import Answer, Correction, DecisionRequest
-from steelyard_runtime.decisions.record import decision_records, feedback_record
+from steelyard_runtime.decisions.record import DecisionRecord, FeedbackRecord, decision_records, feedback_record
 from steelyard_runtime.http.observability.log_writer import FLUSH_S, LogWriter
 from steelyard_runtime.http.observability.logs import Sink, Undisturbed
 from steelyard_runtime.identity import Identity
@@ -87,8 +85,12 @@ class Records:
         """Tell whether callers' texts are recorded, too."""
         return self.on and self._settings.record_text
 
-    def corrected(self, correction: Correction, *, request_id: str, contract_sha256: str) -> str | None:
-        """Record what a person found right; return the hash of the state that it is about, where there is one."""
+    def corrected(self, correction: Correction, *, request_id: str, contract_sha256: str) -> tuple[str | None, bool]:
+        """Record what a person found right.
+
+        Returns:
+            The hash of the state that it is about, where there is one, and whether there was room for the record.
+        """
         record = feedback_record(
             correction,
             request_id=request_id,
@@ -96,20 +98,20 @@ class Records:
             time=datetime.now(UTC),
             with_text=self._settings.record_text,
         )
-        self._write(record)
-        return record.state_sha256
+        return record.state_sha256, self._write(record)
 
-    def _write(self, record: BaseModel) -> None:
+    def _write(self, record: DecisionRecord | FeedbackRecord) -> bool:
         if self._sink is None:
-            return
-        line = record.model_dump_json() + "\n"
+            return False
+        line = record.line()
         if self._left is not None:
             size = len(line.encode())
             if size > self._left:
                 self._over += 1
-                return
+                return False
             self._left -= size
         Undisturbed(self._sink).write(line)
+        return True
 
     def close(self, *, timeout_s: float = FLUSH_S) -> None:
         """Write what is left, for no longer than ``timeout_s`` seconds."""

@@ -110,9 +110,11 @@ def _correcting(contract: FeedbackContract[Any]) -> Handler:
         record, records = record_of(request), records_of(request)
         record.corrections.append(correction)
         contract_sha256 = services.decisions.contract_sha256(correction.decision)
-        state_sha256 = records.corrected(correction, request_id=record.request_id, contract_sha256=contract_sha256)
-        with_state = correction.state is not None and records.with_text
-        return Json(contract.encode(correction, state_sha256=state_sha256, recorded=records.on, with_state=with_state))
+        state_sha256, recorded = records.corrected(
+            correction, request_id=record.request_id, contract_sha256=contract_sha256
+        )
+        with_state = recorded and correction.state is not None and records.with_text
+        return Json(contract.encode(correction, state_sha256=state_sha256, recorded=recorded, with_state=with_state))
 
     return handle
 
