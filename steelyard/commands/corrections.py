@@ -54,7 +54,9 @@ def command(
         feedback,
         contract,
         cases=read_cases(path, contract).cases if path.exists() else (),
-        states={} if states is None else corrections.read_states(states),
+        states={}
+        if states is None
+        else corrections.read_states(states, {each.state_sha256 or "" for each in feedback}),
     )
     lines = as_lines(found.cases)
     if append:

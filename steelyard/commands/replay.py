@@ -55,7 +55,7 @@ def command(
 
     recorded = read_records(records)
     with _services(recorded[0], model=model, decisions=decisions) as services:
-        texts = Texts() if requests is None else read_texts(requests, services.registered)
+        texts = Texts() if requests is None else read_texts(requests, recorded, services.registered)
         replayed = list(
             replay(
                 recorded,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,12 @@ def read_feedback(path: Path, name: str) -> list[FeedbackRecord]:
     return found
 
 
-def read_states(path: Path) -> dict[str, Any]:
-    """Return the states of a file of JSON lines, by the hash of their text: requests, or cases with a ``state``.
+def read_states(path: Path, wanted: Collection[str]) -> dict[str, Any]:
+    """Return states of a file of JSON lines, by the hash of their text: requests, or cases with a ``state``.
+
+    Args:
+        path: The file.
+        wanted: Hashes of the states that are kept in memory.
 
     Raises:
         CommandError: It cannot be read, or a line has no state.
@@ -84,7 +88,8 @@ def read_states(path: Path) -> dict[str, Any]:
         states = list(_states_in(value))
         if not states:
             raise fault(str(path), line, "it has no state")
-        found |= {sha256_of_state(render(state)): state for state in states}
+        hashed = ((sha256_of_state(render(state)), state) for state in states)
+        found |= {sha256: state for sha256, state in hashed if sha256 in wanted}
     return found
 
 

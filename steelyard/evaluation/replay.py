@@ -64,18 +64,26 @@ class Texts:
     """The texts that records have hashes of.
 
     Attributes:
+        wanted: Hashes of the states and questions that records have; other texts are not kept.
         states: By their hash.
         questions: By theirs.
     """
 
+    wanted: frozenset[str] = frozenset()
     states: dict[str, str] = field(default_factory=dict)
     questions: dict[str, Question] = field(default_factory=dict)
 
+    def add_state(self, state: str) -> None:
+        """Take a state, where it is wanted."""
+        if (sha256 := sha256_of_state(state)) in self.wanted:
+            self.states[sha256] = state
+
     def add(self, request: DecisionRequest) -> None:
-        """Take the texts of a request."""
-        self.states[sha256_of_state(request.state)] = request.state
+        """Take the texts of a request, where they are wanted."""
+        self.add_state(request.state)
         for question in request.questions:
-            self.questions[sha256_of_question(question)] = question
+            if (sha256 := sha256_of_question(question)) in self.wanted:
+                self.questions[sha256] = question
 
     def request_of(self, record: DecisionRecord, registered: Mapping[str, Question]) -> DecisionRequest | str:
         """Return the request that a record answers, or what is missing for it."""
@@ -141,17 +149,18 @@ def read_records(path: Path) -> list[DecisionRecord]:
     return found
 
 
-def read_texts(path: Path, registered: Mapping[str, Question]) -> Texts:
-    """Return the texts of a file of JSON lines: bodies of requests for decisions, or cases with a ``state``.
+def read_texts(path: Path, records: Sequence[DecisionRecord], registered: Mapping[str, Question]) -> Texts:
+    """Return texts of records from a file of JSON lines: bodies of requests for decisions, or cases with a ``state``.
 
     Args:
         path: The file.
+        records: The records.
         registered: The registered decisions that bodies may name.
 
     Raises:
         CommandError: It cannot be read, or a line is neither.
     """
-    texts = Texts()
+    texts = Texts(wanted=frozenset(sha256 for each in records for sha256 in (each.state_sha256, each.question_sha256)))
     limits = Limits(registered=lambda: registered)
     for line, value in _values(path):
         if not isinstance(value, dict):
@@ -161,8 +170,7 @@ def read_texts(path: Path, registered: Mapping[str, Question]) -> Texts:
         except Problem as problem:
             if "state" not in value:
                 raise fault(str(path), line, f"it is neither a request nor a case: {problem.message}") from problem
-            state = render(value["state"])
-            texts.states[sha256_of_state(state)] = state
+            texts.add_state(render(value["state"]))
             continue
         try:
             texts.add(contract.decode(value, limits).request)
