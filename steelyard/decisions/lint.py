@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ NEAR = 0.8
 WANTED_CASES = 10
 """Cases of an option below which figures of it say little."""
 _MOST_PAIRS = 20
+_MOST_LOOKED_AT = 500_000
 _STOPPED = frozenset(
     re.findall(
         "[a-z]+",
@@ -129,9 +130,10 @@ def _of_counts(contract: Contract, cases: Sequence[Case]) -> Iterator[Finding]:
 
 
 def _of_states(cases: Sequence[Case]) -> Iterator[Finding]:
+    texts = [_plain(case) for case in cases]
     by_text: dict[str, list[int]] = defaultdict(list)
-    for index, case in enumerate(cases):
-        by_text[_plain(case)].append(index)
+    for index, text in enumerate(texts):
+        by_text[text].append(index)
     for members in by_text.values():
         labels = {cases[index].label for index in members}
         numbers = _numbers(members)
@@ -142,7 +144,7 @@ def _of_states(cases: Sequence[Case]) -> Iterator[Finding]:
             )
         elif len(members) > 1:
             yield _warning("duplicate-cases", f"cases {numbers} have the same state; they count as one")
-    yield from _near(cases)
+    yield from _near(texts)
 
 
 def _plain(case: Case) -> str:
@@ -150,35 +152,47 @@ def _plain(case: Case) -> str:
     return " ".join(case.text.lower().split())
 
 
-def _near(cases: Sequence[Case]) -> Iterator[Finding]:
+def _near(texts: Sequence[str]) -> Iterator[Finding]:
     """Pairs that are nearly the same: one in each half of a cross-validation makes it look better than it is.
 
-    Pairs are looked for among cases that share a rare word, so that few are compared.
+    Pairs are looked for among cases that share a rare word, so that few are compared. Where all have the same few
+    words, such as readings of sensors, the first ``_MOST_LOOKED_AT`` are.
     """
-    contents = [frozenset(word for word in words_of(case.text) if " " not in word) for case in cases]
+    contents = [frozenset(word for word in words_of(text) if " " not in word) for text in texts]
     holders: dict[str, list[int]] = defaultdict(list)
     for index, words in enumerate(contents):
         for word in words:
             holders[word].append(index)
     compared: set[tuple[int, int]] = set()
-    told = 0
+    found = []
+    for number, pair in enumerate(_pairs(contents, holders)):
+        if number == _MOST_LOOKED_AT:
+            yield _warning(
+                "near-duplicates", f"of pairs of cases with words in common the first {number} were compared"
+            )
+            break
+        first, second = pair
+        if pair in compared or texts[first] == texts[second]:
+            continue
+        compared.add(pair)
+        if _overlap(contents[first], contents[second]) >= NEAR:
+            found.append(pair)
+    for pair in found[:_MOST_PAIRS]:
+        yield _warning(
+            "near-duplicates", f"cases {_numbers(pair)} have nearly the same words; figures look better than they are"
+        )
+    if len(found) > _MOST_PAIRS:
+        yield _warning("near-duplicates", f"and {len(found) - _MOST_PAIRS} more pairs")
+
+
+def _pairs(contents: Sequence[frozenset[str]], holders: Mapping[str, Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """Pairs of cases, one of which has four words or more, that share one of its rarest; some more than once."""
     for index, words in enumerate(contents):
+        if len(words) < 4:
+            continue
         rare = sorted(words, key=lambda word: (len(holders[word]), word))[: 1 + int(len(words) * (1 - NEAR))]
         for word in rare:
-            for other in holders[word]:
-                pair = (min(index, other), max(index, other))
-                if other == index or pair in compared or _plain(cases[index]) == _plain(cases[other]):
-                    continue
-                compared.add(pair)
-                if len(words) >= 4 and _overlap(words, contents[other]) >= NEAR:
-                    told += 1
-                    if told <= _MOST_PAIRS:
-                        yield _warning(
-                            "near-duplicates",
-                            f"cases {_numbers(pair)} have nearly the same words; figures look better than they are",
-                        )
-    if told > _MOST_PAIRS:
-        yield _warning("near-duplicates", f"and {told - _MOST_PAIRS} more pairs")
+            yield from ((min(index, other), max(index, other)) for other in holders[word] if other != index)
 
 
 def _numbers(indexes: Sequence[int]) -> str:

@@ -207,7 +207,7 @@ def test_an_interrupted_write_of_hidden_states_is_cut_off(tmp_path):
             "line 1: the label 'lose' is none of the options lost, late, none_of_these",
         ),
         ('{"state": "a"}', "label: Field required"),
-        ('{"state": "a", "label": "lost", "labels": 1}', "labels: Extra inputs"),
+        ('{"state": "a", "label": "lost", "labels": 1}', "labels: there is no such field"),
         ('{"state": " ", "label": "lost"}', "the state is blank"),
         ('{"state": "a", "state": "b", "label": "lost"}', "appears twice"),
         ("{", "is not JSON"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from steelyard.decisions import lint as lint_module
 from steelyard.decisions.folder import Case
 from steelyard.decisions.lint import lint
 from steelyard_runtime.decisions.contract import Contract
@@ -38,6 +39,15 @@ GOOD = [
 
 def codes(contract, cases):
     return [(each.level, each.code) for each in lint(contract, cases)]
+
+
+def test_the_same_few_words_are_not_compared_without_end(monkeypatch):
+    monkeypatch.setattr(lint_module, "_MOST_LOOKED_AT", 1000)
+    words = ["on", "off", "up", "down", "left", "right", "go", "home"]
+    cases = [case(" ".join(words) + "!" * number, "billing") for number in range(300)]
+    found = [each.message for each in lint(contract(), GOOD + cases) if each.code == "near-duplicates"]
+    assert "of pairs of cases with words in common the first 1000 were compared" in found
+    assert len(found) == 22
 
 
 def test_a_good_decision_has_no_findings():
