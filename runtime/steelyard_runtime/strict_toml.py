@@ -10,7 +10,7 @@ MAX_KEY_PARTS = 100
 """Parts of a dotted key: reading takes the square of their number, and the tables of our files are a few deep."""
 
 _LONG_KEY = re.compile(
-    r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){%d}""" % MAX_KEY_PARTS  # noqa: UP031
+    r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){%d}""" % MAX_KEY_PARTS  # noqa: UP031
 )
 
 
