@@ -218,7 +218,13 @@ class Evaluation(Strict):
         options = self.option_ids
         if len(options) < 2 or len(set(options)) < len(options):
             raise ValueError(f"the options are {named(options)}; they are two or more different ones")
-        for each in (*self.judged, *self.reordered, *self.repeated, *self.attacked):
+        answered: tuple[Judged | Again | Attacked, ...] = (
+            *self.judged,
+            *self.reordered,
+            *self.repeated,
+            *self.attacked,
+        )
+        for each in answered:
             if each.answer is not None and len(each.answer.probabilities) != len(options):
                 raise ValueError(
                     f"an answer to case {each.case} has {len(each.answer.probabilities)} probabilities, and there are "
