@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from steelyard_localcloud.cloud import LocalCloud
 from steelyard_localcloud.ports import free_port
 from steelyard_localcloud.sagemaker.launch import Launch
 from steelyard_localcloud.sagemaker.podman import PODMAN, remove, run
@@ -31,6 +33,19 @@ def podman(*words: str, environment: Mapping[str, str]) -> str:
     done = subprocess.run([*PODMAN, *words], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def pushed(cloud: LocalCloud, image: str, repository: str) -> str:
+    """Push an image of the storage in which images are built to a local cloud's ECR; its digest.
+
+    ``repository`` is the registry's host and the repository's name.
+    """
+    target = f"docker://{cloud.details.registry}/{repository}:{uuid.uuid4().hex}"
+    keys = f"{cloud.details.access_key_id}:{cloud.details.secret_access_key}"
+    digest = cloud.options.home / "digest"
+    words = ("push", "--quiet", "--tls-verify=false", "--creds", keys, "--digestfile", str(digest), image, target)
+    podman(*words, environment=os.environ)
+    return digest.read_text().strip()
 
 
 class ServedImage:

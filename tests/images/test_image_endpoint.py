@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +14,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "localcloud"))
 
-from endpoint_template import ACCOUNT, BUCKET, REGION, REPOSITORY, delete, deploy, endpoint_template, image_uri, reasons
+from endpoint_template import BUCKET, REPOSITORY, REPOSITORY_URI, delete, deploy, endpoint_template, image_uri, reasons
 
-from served_image import podman
+from served_image import podman, pushed
 from steelyard_localcloud.cloud import LocalCloud
 from steelyard_localcloud.sagemaker.podman import LABEL
 
@@ -46,17 +45,6 @@ def cloud(gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loc
         yield cloud
 
 
-def push(cloud: LocalCloud, image: str) -> str:
-    """Push an image of the storage in which images are built, and give its URI by digest."""
-    host = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
-    target = f"docker://{cloud.details.registry}/{host}/{REPOSITORY}:{uuid.uuid4().hex}"
-    keys = f"{cloud.details.access_key_id}:{cloud.details.secret_access_key}"
-    digest = cloud.options.home / "digest"
-    words = ("push", "--quiet", "--tls-verify=false", "--creds", keys, "--digestfile", str(digest), image, target)
-    podman(*words, environment=os.environ)
-    return image_uri(digest.read_text().strip())
-
-
 def test_endpoint_from_the_built_image(cloud: LocalCloud, cpu_image: str, tmp_path: Path) -> None:
     cloudformation, runtime = cloud.client("cloudformation"), cloud.client("sagemaker-runtime")
 
@@ -65,7 +53,7 @@ def test_endpoint_from_the_built_image(cloud: LocalCloud, cpu_image: str, tmp_pa
         told: dict[str, object] = json.loads(answer["Body"].read())
         return told
 
-    first = push(cloud, cpu_image)
+    first = image_uri(pushed(cloud, cpu_image, REPOSITORY_URI))
     described = endpoint_template(name="real", image=first, prefix="gemma/")
     assert deploy(cloudformation, "real", described) == "CREATE_COMPLETE", reasons(cloudformation, "real")
     decided = ask(QUESTION)
@@ -76,7 +64,7 @@ def test_endpoint_from_the_built_image(cloud: LocalCloud, cpu_image: str, tmp_pa
     (tmp_path / "Dockerfile").write_text(f"FROM {cpu_image}\nLABEL steelyard.test=second\n", encoding="utf-8")
     name = "localhost/steelyard-test-cpu:second"
     subprocess.run(["docker", "build", "--quiet", "--tag", name, tmp_path], check=True, stdout=subprocess.DEVNULL)
-    second = push(cloud, name)
+    second = image_uri(pushed(cloud, name, REPOSITORY_URI))
     assert second != first
 
     stop, logits, failures = threading.Event(), [], []

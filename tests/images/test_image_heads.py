@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "localcloud"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "releases"))
 
 import small_builds
-from endpoint_template import BUCKET, REPOSITORY, deploy, endpoint_template, reasons
-from test_image_endpoint import push
+from endpoint_template import BUCKET, REPOSITORY, REPOSITORY_URI, deploy, endpoint_template, image_uri, reasons
 
 import tiny_models
+from served_image import pushed
 from steelyard import cli
 from steelyard.aws.session import Aws
 from steelyard.decisions import fitting, metrics
@@ -44,7 +44,7 @@ ENDPOINT = {"kind": "decision", "hardware": "cpu", "instance_type": "ml.c7i.xlar
 @pytest.fixture
 def cloud(tmp_path: Path) -> Iterator[LocalCloud]:
     environment = {"STEELYARD_THREADS": "1", "OMP_WAIT_POLICY": "passive", "STEELYARD_DEADLINE_S": "600"}
-    with LocalCloud(tmp_path / "cloud", environment=environment) as cloud, reached(cloud.environment()):
+    with LocalCloud(tmp_path / "cloud", environment=environment) as cloud:
         cloud.client("s3").create_bucket(Bucket=BUCKET)
         cloud.client("ecr").create_repository(repositoryName=REPOSITORY)
         yield cloud
@@ -108,8 +108,7 @@ def test_a_decision_fitted_for_an_image_is_served_by_it(
     assert cli.run(fit) == 0
     said = {"region": "us-east-1", "removal_policy": "destroy", "endpoints": {"one": ENDPOINT}}
     environment = parse_environment(said, name="test", source="the test")
-    image = push(cloud, cpu_image)
-    digest, llama_cpp = image.rpartition("@")[2], base.llama_cpp
+    digest, llama_cpp = pushed(cloud, cpu_image, REPOSITORY_URI), base.llama_cpp
     with pytest.raises(CommandError, match=f"has no decision {NAME}@1"):
         check_release(environment, release_of(cloud, model, digest, llama_cpp=llama_cpp, folder=folder.parent))
 
@@ -118,8 +117,9 @@ def test_a_decision_fitted_for_an_image_is_served_by_it(
     release = release_of(cloud, model, digest, llama_cpp=llama_cpp, folder=folder.parent)
     check_release(environment, release)
     served = served_by(release, environment.endpoints["one"])
-    place(Aws("us-east-1"), served, pack([f"{NAME}@1"], folder=folder.parent), bucket=BUCKET)
-    described = endpoint_template(name="one", image=image, prefix=served.key, environment=served.variables)
+    with reached(cloud.environment()):
+        place(Aws("us-east-1"), served, pack([f"{NAME}@1"], folder=folder.parent), bucket=BUCKET)
+    described = endpoint_template(name="one", image=image_uri(digest), prefix=served.key, environment=served.variables)
     cloudformation = cloud.client("cloudformation")
     assert deploy(cloudformation, "one", described) == "CREATE_COMPLETE", reasons(cloudformation, "one")
 
@@ -128,9 +128,8 @@ def test_a_decision_fitted_for_an_image_is_served_by_it(
         answer = cloud.client("sagemaker-runtime").invoke_endpoint(
             EndpointName="one", ContentType="application/json", Body=body
         )
-        told = json.loads(answer["Body"].read())
-        result = told["result"]
+        result = json.loads(answer["Body"].read())["result"]
         assert result["option_ids"][result["probabilities"].index(max(result["probabilities"]))] == option
         assert result["action"] in ("automate", "review", "abstain")
         assert result["head_sha256"] == head.sha256
-        assert told["model"]["llama_cpp"] == llama_cpp
+        assert result["model"]["llama_cpp"] == llama_cpp

@@ -12,6 +12,7 @@ ACCOUNT = "000000000000"
 REGION = "us-east-1"
 BUCKET = "models"
 REPOSITORY = "decision"
+REPOSITORY_URI = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/{REPOSITORY}"
 CHAT_IMAGE = f"763104351884.dkr.ecr.{REGION}.amazonaws.com/llama-cpp@sha256:{'c' * 64}"
 
 
