@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 PEERS_ARGS ?= run
 MINUTES ?= 60
 
-.PHONY: help setup run down serve test check fuzz fuzz-gguf bench bench-peers lock docs clients clean
+.PHONY: help setup setup-run run down serve test check fuzz fuzz-gguf bench bench-peers lock docs clients clean
 
 help: ## Show the tasks
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -15,13 +15,16 @@ help: ## Show the tasks
 setup: ## Make the environment in .venv (fast when nothing changed)
 	@$(PYTHON) scripts/setup_environment.py
 
-run: setup ## Start a local AWS cloud, deploy the dev environment into it, ask its endpoints
+setup-run: ## The same with only what make run, down and serve import
+	@$(PYTHON) scripts/setup_environment.py --run
+
+run: setup-run ## Start a local AWS cloud, deploy the dev environment into it, ask its endpoints
 	@$(BIN)/steelyard up --local
 
-down: setup ## Destroy what make run deployed, and stop the local cloud
+down: setup-run ## Destroy what make run deployed, and stop the local cloud
 	@$(BIN)/steelyard down --local
 
-serve: setup ## Without a cloud: fetch the embedded model, serve it, ask an example decision and a chat
+serve: setup-run ## Without a cloud: fetch the embedded model, serve it, ask an example decision and a chat
 	@$(BIN)/steelyard demo
 
 test: setup check ## Set up, check, and run the test suite

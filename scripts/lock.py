@@ -1,7 +1,8 @@
-"""Write the lock files: of everything, of what the images carry, of what builds the images' binding, of the clients.
+"""Write the lock files.
 
-Called by ``make lock``. The second is a subset of the first, version by version, without llama-cpp-python: an image
-takes the version that fits its base, from ``runtime/steelyard_runtime/engine/abi.toml``.
+Called by ``make lock``: of everything, of what ``make run`` imports, of what the images carry, of what builds the
+images' binding, of the clients. The second and the third are subsets of the first, version by version. The third has no
+llama-cpp-python: an image takes the version that fits its base, from ``runtime/steelyard_runtime/engine/abi.toml``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 UV = "uv==0.13.9"
 BUILD_BACKEND = "scikit-build-core"
+RUN_EXTRAS = ("runtime", "models", "infra", "local")
+"""The extras that ``make run`` imports."""
 COMPILE = [
     *("-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes"),
     *("--no-emit-index-url", "--no-emit-find-links", "--custom-compile-command", "make lock"),
@@ -21,11 +24,17 @@ COMPILE = [
 
 
 def main() -> None:
-    """Resolve both, from what is on the package index today."""
+    """Resolve them, from what is on the package index today."""
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", UV], check=True)  # noqa: S603
     everything = ROOT / "requirements.txt"
     _compile("--upgrade", "--all-extras", "pyproject.toml", "--output-file", everything.name)
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    _compile(
+        *("--constraint", everything.name, *(f"--extra={extra}" for extra in RUN_EXTRAS), "pyproject.toml", "-"),
+        *("--output-file", "requirements-run.txt"),
+        text="\n".join(project["build-system"]["requires"]),
+    )
     # From standard input, because an extra of pyproject.toml would bring the command line's packages along.
     _compile(
         *("--constraint", everything.name, "--no-emit-package", "llama-cpp-python", "-"),

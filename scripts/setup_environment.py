@@ -1,6 +1,8 @@
 """Make the environment in .venv, or find that it is already as it should be. Only the standard library is needed.
 
-Called by ``make setup``. It runs on any Python 3, so that an old one gets a clear message instead of a syntax error.
+Called by ``make setup``, which installs all that is locked, and with ``--run`` by ``make run``, ``down`` and ``serve``,
+which need neither the tests' packages nor those that fit decisions and build images. It runs on any Python 3, so that
+an old one gets a clear message instead of a syntax error.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, "steelyard-setup.json")
 LOCK = os.path.join(ROOT, "requirements.txt")
+RUN_LOCK = os.path.join(ROOT, "requirements-run.txt")
 PROJECT = os.path.join(ROOT, "pyproject.toml")
 NODE_LOCK = os.path.join(ROOT, "package-lock.json")
 CDK = os.path.join(ROOT, "node_modules", "aws-cdk")
@@ -31,15 +34,18 @@ def main() -> int:
     """Do what is missing; returns an exit code."""
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         return use_another_python()
-    wanted = {"inputs": inputs_hash(), "cmake_args": os.environ.get("CMAKE_ARGS")}
+    lock = RUN_LOCK if "--run" in sys.argv[1:] else LOCK
     found = read_stamp()
+    wanted = {"inputs": inputs_hash(), "cmake_args": os.environ.get("CMAKE_ARGS"), "lock": os.path.basename(lock)}
     if wanted["cmake_args"] is None:
         # Who built with arguments of their own once does not want to repeat them every time.
         wanted["cmake_args"] = found.get("cmake_args") or DEFAULT_CMAKE_ARGS
-    if found == wanted and works() and os.path.isdir(CDK):
+    # An environment with everything has what a run needs.
+    enough = (wanted, dict(wanted, lock=os.path.basename(LOCK)))
+    if found in enough and works() and os.path.isdir(CDK):
         return 0
     rebuild = bool(found) and found.get("cmake_args") != wanted["cmake_args"]
-    return install(wanted, rebuild=rebuild)
+    return install(wanted, lock, rebuild=rebuild)
 
 
 def use_another_python() -> int:
@@ -55,9 +61,9 @@ def use_another_python() -> int:
 
 
 def inputs_hash() -> str:
-    """The inputs of the environment: the lock, the project file, the Python and the place."""
+    """The inputs of the environment: the locks, the project file, the Python and the place."""
     digest = hashlib.sha256()
-    for path in (LOCK, PROJECT, NODE_LOCK, __file__):
+    for path in (LOCK, RUN_LOCK, PROJECT, NODE_LOCK, __file__):
         with open(path, "rb") as file:
             digest.update(file.read())
     digest.update(repr((sys.version_info[:3], ROOT)).encode())
@@ -79,7 +85,7 @@ def works() -> bool:
     return os.path.exists(PYTHON) and subprocess.run([PYTHON, "-c", ""], check=False).returncode == 0  # noqa: S603
 
 
-def install(wanted: dict[str, str | None], *, rebuild: bool) -> int:
+def install(wanted: dict[str, str | None], lock: str, *, rebuild: bool) -> int:
     """Create what is missing, then write the stamp."""
     try:
         import ensurepip  # noqa: F401
@@ -112,7 +118,7 @@ def install(wanted: dict[str, str | None], *, rebuild: bool) -> int:
             # pip's cache of built wheels does not look at CMAKE_ARGS.
             options = ["--no-cache-dir", "--force-reinstall", "--no-deps", "--require-hashes", "-r", only.name]
             run([*pip, *options], environment)
-    run([*pip, "--require-hashes", "-r", LOCK], environment)
+    run([*pip, "--require-hashes", "-r", lock], environment)
     run([*pip, "--quiet", "--no-deps", "--no-build-isolation", "-e", ROOT], environment)
     # The CDK's command line, as package-lock.json has it, on the Node.js that pip has just installed.
     npm = "from steelyard.cdk.nodejs import npm_command; print(chr(10).join(npm_command()))"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCKS = ["requirements.txt", "runtime/requirements.txt", "images/build-requirements.txt"]
+LOCKS = ["requirements.txt", "requirements-run.txt", "runtime/requirements.txt", "images/build-requirements.txt"]
 BINDING = "llama-cpp-python"  # in the images at the version that fits their libllama; see engine/abi.toml
 
 
@@ -76,6 +77,44 @@ def test_everything_that_is_asked_for_is_locked():
     runtime = {normal(r) for r in asked["optional-dependencies"]["runtime"]}
     assert runtime - {BINDING} <= set(pins("runtime/requirements.txt"))
     assert BINDING not in pins("runtime/requirements.txt")
+
+
+def test_a_run_installs_a_part_of_the_same_versions_without_what_tests_fits_and_builds(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    run_extras = importlib.import_module("lock").RUN_EXTRAS
+    everything, run = pins("requirements.txt"), pins("requirements-run.txt")
+    assert versions(run).items() < versions(everything).items()
+    asked = project()
+    extras = {name: {normal(r) for r in requirements} for name, requirements in asked["optional-dependencies"].items()}
+    needed = {normal(r) for r in asked["dependencies"]}.union(*(extras[name] for name in run_extras))
+    assert needed <= set(run)
+    # setuptools builds the installation of the checkout.
+    assert not (extras["dev"] | extras["fit"] | extras["images"]) - needed - {"setuptools"} & set(run)
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "installed"),
+    [
+        (["--run"], None, "requirements-run.txt"),
+        (["--run"], "requirements-run.txt", None),
+        (["--run"], "requirements.txt", None),
+        ([], "requirements-run.txt", "requirements.txt"),
+        ([], "requirements.txt", None),
+    ],
+)
+def test_setting_up_installs_what_is_missing_of_what_was_asked_for(asked, there, installed, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    setup = importlib.import_module("setup_environment")
+    monkeypatch.delenv("CMAKE_ARGS", raising=False)
+    stamp = {"inputs": setup.inputs_hash(), "cmake_args": setup.DEFAULT_CMAKE_ARGS, "lock": there}
+    monkeypatch.setattr(setup, "read_stamp", lambda: stamp if there else {})
+    monkeypatch.setattr(setup, "works", lambda: True)
+    monkeypatch.setattr(setup, "CDK", str(ROOT))
+    monkeypatch.setattr(sys, "argv", ["setup_environment.py", *asked])
+    done = []
+    monkeypatch.setattr(setup, "install", lambda wanted, lock, *, rebuild: done.append((wanted["lock"], lock)) or 0)
+    assert setup.main() == 0
+    assert done == ([(installed, str(ROOT / installed))] if installed else [])
 
 
 def test_the_images_get_the_same_versions_and_no_command_line():
