@@ -115,7 +115,7 @@ class EndpointStack(EnvironmentStack):
         gate = ReleaseGate(
             self,
             "Gate",
-            # A sample's published container stands for none, so it is in no registry.
+            # A sample's published container is a placeholder, so it is in no registry.
             image=None if release.sample and image.published else image,
             model=model,
             endpoint=GatedTypes(

@@ -42,10 +42,10 @@ class Schedule(Table):
     """Other limits of the instance count from a point in time on."""
 
     name: Annotated[Name, Field(description="Unique within the endpoint.")]
-    cron: Annotated[str, Field(description="When, such as cron(0 7 ? * MON-FRI *).")]
+    cron: Annotated[str, Field(description="Its times, such as cron(0 7 ? * MON-FRI *).")]
     min_instances: Annotated[int, Field(description="From then on at least so many.")]
     max_instances: Annotated[int, Field(description="From then on at most so many.")]
-    time_zone: Annotated[str, Field(description="Whose clock it goes by.")] = "Etc/UTC"
+    time_zone: Annotated[str, Field(description="Time zone of its times.")] = "Etc/UTC"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +54,7 @@ class Scaling(Table):
 
     min_instances: Annotated[int, Field(description="At least so many instances.")]
     max_instances: Annotated[int, Field(description="At most so many instances.")]
-    target_concurrency: Annotated[
-        float, Field(description="Requests in progress per instance that scaling aims at; more than 0.")
-    ]
+    target_concurrency: Annotated[float, Field(description="Target of requests in progress per instance; more than 0.")]
     schedules: Annotated[Listed[Schedule], Field(description="Other limits at other times.")] = ()
 
 
@@ -69,7 +67,7 @@ class Canary(Table):
     )
     wait_s: Annotated[
         int,
-        Field(description="How long the alarms are watched before the rest follows, in seconds, 60 to 3600."),
+        Field(description="Seconds for which the alarms are watched before the rest follows, 60 to 3600."),
     ] = 300
 
 
@@ -80,7 +78,7 @@ class Rolling(Table):
     percent: Annotated[int, Field(description="Share that is replaced at a time, in percent, 5 to 50.")] = 25
     wait_s: Annotated[
         int,
-        Field(description="How long the alarms are watched after each share, in seconds, 60 to 3600."),
+        Field(description="Seconds for which the alarms are watched after each share, 60 to 3600."),
     ] = 300
 
 
@@ -115,10 +113,11 @@ class DeclaredEndpoint(Table):
         None
     )
     startup_timeout_s: Annotated[
-        int | None, Field(description="Longest until the container is healthy; from the model's size unless set.")
+        int | None,
+        Field(description="Longest start, until the container is healthy; from the model's size unless set."),
     ] = None
     download_timeout_s: Annotated[
-        int | None, Field(description="Longest that fetching the model may take; from the model's size unless set.")
+        int | None, Field(description="Longest download of the model; from the model's size unless set.")
     ] = None
     canary: Annotated[
         Canary | None, Field(description="Updates reach a share of the instances first; all at once without it.")
@@ -126,8 +125,8 @@ class DeclaredEndpoint(Table):
     rolling: Annotated[
         Rolling | None,
         Field(
-            description="Updates replace a share of the instances at a time, for instances of which there are never "
-            "twice as many. Either this or a canary."
+            description="Updates replace a share of the instances at a time, for instance types that are too scarce "
+            "for twice as many. Either this or a canary."
         ),
     ] = None
 

@@ -59,7 +59,7 @@ class ImageRepository(Construct):
             scope: The parent.
             id: The identifier in the parent.
             removal_policy: ``DESTROY`` or ``RETAIN``.
-            repository_name: Its name; without one, CloudFormation makes it up.
+            repository_name: Its name; without one, CloudFormation chooses it.
             pull_accounts: Identifiers of the other AWS accounts whose roles may pull.
             keep_images: How many images that no release names are kept; the oldest beyond them are deleted. Images
                 with a tag of a release (``release-...``) stay.

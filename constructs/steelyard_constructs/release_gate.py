@@ -119,7 +119,7 @@ class ReleaseGate(Construct):
         Args:
             scope: The parent.
             id: The identifier in the parent.
-            image: The image; None where it stands for none that could be looked for.
+            image: The image; None where it is a placeholder, which cannot be looked for.
             model: The model; None for one that the container fetches from a hub.
             endpoint: The endpoint and its instance types; None for none.
             local_only: Refuse every account but 000000000000, which only an emulator can have.

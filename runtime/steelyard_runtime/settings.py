@@ -161,7 +161,8 @@ class Settings(BaseSettings):
     )
     flash_attention: Literal["auto", "on", "off"] = Field("auto", description="Flash attention in llama.cpp.")
     cache_type: Literal["f16", "q8_0"] = Field(
-        "f16", description="Number format of the cells. q8_0 takes half the memory and changes the answers a little."
+        "f16",
+        description="Number format of the context's cells. q8_0 takes half the memory and changes answers a little.",
     )
     chat_template: Annotated[str, _text("leave it unset for the model's own")] | None = Field(
         None,
@@ -178,29 +179,29 @@ class Settings(BaseSettings):
     ) = Field(
         None,
         description="Hash of the registered decisions that must be there, over their names, contracts and heads; the "
-        "server does not start with others. A release's endpoints set it. Unset: those that are there.",
+        "server does not start with others. A release's endpoints set it. Unset: any.",
     )
     shadow_decisions: Annotated[str, _text("leave it unset for none"), AfterValidator(_names)] | None = Field(
         None,
-        description="Versions of registered decisions that do not answer, as NAME@VERSION, separated by commas: each "
-        "is decided beside another version of its name, and only recorded, in the log and the metrics.",
+        description="Shadows: versions of registered decisions, as NAME@VERSION, separated by commas. Each is decided "
+        "beside another version of its name, does not answer, and is recorded in the log and the metrics.",
     )
     layout: Literal["state-first", "options-first"] = Field(
         "state-first",
-        description="What comes first in the prompt of decisions that do not say. state-first decides better on "
-        "small models; options-first makes new states cheap.",
+        description="Layout of the prompt of decisions that name none. state-first decides better on small models; "
+        "options-first makes new states cheap.",
     )
     readout: Literal["auto", "letters-raw"] = Field(
         "auto",
-        description="How decisions are read that do not say, and are not registered. auto: on models of less than a "
-        "billion parameters options-as-cases, or question-as-case for yes and no; letters-raw on others, and where "
-        "options are levels or have no text that a state can be like.",
+        description="Readout of decisions that name none and are not registered. auto: on models of less than a "
+        "billion parameters options-as-cases, or question-as-case for yes and no; letters-raw on others, and where options are "
+        "levels or have no text that a state can be like.",
     )
     reuse_prefixes: bool = Field(True, description="Keep evaluated prefixes between requests.")
     reuse_states: bool = Field(
         True,
-        description="Keep those that hold a caller's text too (states, chats), each for the same caller. Without it "
-        "only instructions and questions are kept.",
+        description="Also keep prefixes that hold a caller's text (states, chats); only the same caller reuses them. "
+        "Without it only instructions and questions are kept.",
     )
     prefix_cache_mib: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
         512,
@@ -208,20 +209,19 @@ class Settings(BaseSettings):
     )
     answer_cache_entries: Annotated[int, Field(ge=0, le=10_000_000)] = Field(
         0,
-        description="Decisions whose answers are kept, to be given again to exactly the same question on the same "
-        "state; 0 keeps none. Such an answer says that nothing was evaluated.",
+        description="Answers that are kept for exactly the same question on the same state; 0 keeps none. A kept "
+        "answer says that nothing was evaluated.",
     )
     probe: bool = Field(True, description="Run the start-up probe; without it prefixes are recomputed every time.")
 
     queue_limit: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        256, description="Chats that may wait for the engine, and as many decisions and embeddings beside them."
+        256, description="Most waiting chats and, counted apart, most waiting decisions and embeddings."
     )
     unnamed_share: Annotated[float, Field(gt=0, le=1)] = Field(
         0.75,
-        description="Share of the queue, of the connections and, beside callers with a name, of the chats' places that "
-        "requests without a caller's name (X-Steelyard-Caller) may hold together, at least one of each; the rest is "
-        "kept for callers with a name. Chats' places are kept while a caller with a name was seen in the last ten "
-        "minutes.",
+        description="Largest share of the queue and of the connections that requests without a caller's name "
+        "(X-Steelyard-Caller) may hold together, at least one of each; the rest is for callers with a name. The same "
+        "share of the chats' places, while a caller with a name was seen in the last ten minutes.",
     )
     deadline_s: Annotated[float, Field(gt=0, le=3600)] = Field(
         55.0, description="Longest a synchronous request may take, in seconds; SageMaker cuts at 60."
@@ -230,7 +230,7 @@ class Settings(BaseSettings):
         480.0, description="Longest a streamed request may take, in seconds."
     )
     decode_timeout_s: Annotated[float, Field(gt=0, le=3600)] = Field(
-        30.0, description="One llama_decode longer than this turns /ping to 503."
+        30.0, description="Seconds after which a llama_decode that still runs turns /ping to 503."
     )
     drain_s: Annotated[float, Field(gt=0, le=600)] = Field(
         25.0, description="Seconds after SIGTERM in which accepted work is finished or failed."
@@ -238,8 +238,8 @@ class Settings(BaseSettings):
 
     max_connections: Annotated[int, Field(ge=0, le=65535)] = Field(
         0,
-        description="Most open connections; for one more the longest idle is closed, and one with a request in "
-        "progress never is. 0 means 1024, or fewer where the limit of open files (ulimit -n) is low.",
+        description="Most open connections. One more closes the longest idle one, never one with a request in "
+        "progress. 0 means 1024, or fewer where the limit of open files (ulimit -n) is low.",
     )
     unread_timeout_s: Annotated[float, Field(gt=0, le=3600)] = Field(
         30.0,
@@ -297,11 +297,11 @@ class Settings(BaseSettings):
     )
     decision_records: Annotated[str, _text("leave it unset for none")] | None = Field(
         None,
-        description="Where a record of every decision goes, one JSON line each: log for the log, or a file that lines "
-        "are appended to. Unset: nowhere.",
+        description="Destination of decision records, one JSON line for each decision: log for the log, or a file to "
+        "append to. Unset: none are written.",
     )
     decision_records_mib: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
-        1024, description="Longest file of decision records, in MiB; records beyond it are dropped and counted."
+        1024, description="Largest file of decision records, in MiB; records beyond it are dropped and counted."
     )
     record_text: bool = Field(
         False,

@@ -285,7 +285,7 @@ def _hashed(said: str, digest: str) -> Text:
 
 def _origin(release: Release) -> str:
     if release.source is None:
-        return "a sample: its images stand for none"
+        return "a sample: its image digests are placeholders"
     return f"commit {release.source.commit[:12]}{' with changes that no commit has' if release.source.dirty else ''}"
 
 

@@ -197,7 +197,7 @@ def check_reachable(source: Place, target: Place, release: Release) -> None:
     faults = []
     for name, declared in environment.endpoints.items():
         if release.sample and declared.kind == "chat":
-            continue  # stands for none
+            continue  # a placeholder
         image = release.image(declared.kind, declared.hardware)
         found = image_faults(target.aws, environment, declared.kind, declared.hardware, image)
         faults += [f"{name}: {fault}" for fault in found]

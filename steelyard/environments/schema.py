@@ -110,7 +110,7 @@ class CreatedKey(Strict):
 class Artifacts(Strict):
     """The bucket of model artifacts."""
 
-    bucket_name: Annotated[str | None, Field(description="Its name; without one, CloudFormation makes it up.")] = None
+    bucket_name: Annotated[str | None, Field(description="Its name; without one, CloudFormation chooses it.")] = None
     noncurrent_days: Annotated[
         Positive, Field(description="Days for which an overwritten object can be brought back.")
     ] = 30
@@ -177,15 +177,21 @@ class Builds(Strict):
 
 
 class Caller(Strict):
-    """The role that calls an endpoint, made when it is said who may assume it."""
+    """The role of an endpoint's callers, made when principals that may assume it are named."""
 
     principals: Annotated[
         Listed[Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::[0-9]{12}:(root|role/.+|user/.+)$")]],
-        Field(description="ARNs of those who may assume it. Without any there is no such role, unless whole_account."),
+        Field(
+            description="ARNs of the principals that may assume it. Without any there is no such role, unless "
+            "whole_account."
+        ),
     ] = ()
     whole_account: Annotated[
         bool,
-        Field(description="Let everyone assume it whom this account's policies allow to, instead of named principals."),
+        Field(
+            description="Let every principal of this account assume it whose own policy allows that, instead of named "
+            "ones."
+        ),
     ] = False
     bearer_token: Annotated[
         bool, Field(description="For the OpenAI-compatible path: InvokeEndpoint and CallWithBearerToken only.")
@@ -227,7 +233,9 @@ class Endpoint(DeclaredEndpoint):
     latency_alarm_ms: Annotated[
         Positive, Field(description="Alarm when one request in twenty takes longer in the container.")
     ] = LATENCY_ALARM_MS
-    caller: Annotated[Caller, Field(description="The role that calls it, and who may assume it.")] = _NO_CALLER
+    caller: Annotated[Caller, Field(description="The role of its callers, and the principals that may assume it.")] = (
+        _NO_CALLER
+    )
 
     @property
     def role(self) -> str:
@@ -290,12 +298,12 @@ class Environment(Strict):
     ] = NoKey()
     promotes_to: Annotated[
         Listed[Name],
-        Field(description="Environments that a release built here goes to next; it holds what these need, too."),
+        Field(description="Environments that a release built here is promoted to; it holds what these need, too."),
     ] = ()
     bootstrap: Annotated[Bootstrap, Field(description="The CDK's own roles and bucket.")] = Bootstrap()
     artifacts: Annotated[Artifacts, Field(description="The bucket of model artifacts.")] = Artifacts()
     images: Annotated[Images, Field(description="The registries that endpoints pull from.")] = Images()
-    builds: Annotated[Builds, Field(description="What CodeBuild makes here.")] = Builds()
+    builds: Annotated[Builds, Field(description="Models and images that CodeBuild makes for it.")] = Builds()
     alarms: Annotated[Alarms, Field(description="Who hears of alarms.")] = Alarms()
     budget: Annotated[Budget | None, Field(description="A limit on the cost that warns.")] = None
     gates: Annotated[

@@ -242,7 +242,7 @@ def _published(aws: Aws, order: Order) -> dict[Hardware, ReleasedImage]:
     """The published containers that are needed, with the media types that the registry tells.
 
     Raises:
-        CommandError: One is not there. The digests that come with this project stand for none.
+        CommandError: One is not there. The digests that come with this project are placeholders.
     """
     found = {}
     for hardware in sorted({*order.plan.published, *order.plan.images}):
@@ -254,7 +254,7 @@ def _published(aws: Aws, order: Order) -> dict[Hardware, ReleasedImage]:
                 f"the base image for {hardware.value}, {repository}@{base.digest}, is not in the registry of account "
                 f"{account} in {aws.region}",
                 code=ExitCode.USAGE,
-                hint="images/bases.toml holds digests that stand for no image until you enter those of the published "
+                hint="images/bases.toml holds placeholders until you enter those of the published "
                 "llama.cpp container; it says how to find them.",
             )
         found[hardware] = ReleasedImage.model_validate({**base.model_dump(), "media_type": there[1]})

@@ -69,7 +69,8 @@ def check_account(release: Release, account: str) -> None:
     """
     if release.sample and account != LOCAL_ACCOUNT:
         raise CommandError(
-            f"release {release.id!r} is a sample: its images stand for none, and account {account} is one of AWS",
+            f"release {release.id!r} is a sample: its image digests are placeholders, and account {account} is one of "
+            "AWS",
             code=ExitCode.USAGE,
             hint="Build a release: steelyard release build. The local cloud takes a sample: --local.",
         )
@@ -116,7 +117,7 @@ def findings(
     for kind, images in release.images.items():
         for hardware, image in images.items():
             used = (kind, hardware) in {(each.kind, each.hardware) for each in environment.endpoints.values()}
-            # A sample's published container stands for none: there is no registry that could have it.
+            # A sample's published container is a placeholder: no registry has it.
             if (used_only and not used) or (release.sample and kind == "chat"):
                 continue
             tell(f"image {kind} {hardware.value}")

@@ -277,7 +277,8 @@ class Release(Strict):
         None
     )
     sample: Annotated[
-        bool, Field(description="Images that stand for none: for the local cloud and synthesis, refused on AWS.")
+        bool,
+        Field(description="Its image digests are placeholders: for the local cloud and synthesis, refused on AWS."),
     ] = False
     source: Annotated[
         ReleaseSource | None, Field(description="The code that it was built from; null only in a sample.")

@@ -26,7 +26,7 @@ from steelyard_base.exit_codes import CommandError
 
 @dataclass(frozen=True)
 class FromWorld:
-    """The tiny model, and images that stand for none."""
+    """The tiny model, and placeholders for images."""
 
     world: World
 

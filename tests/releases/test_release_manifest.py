@@ -182,7 +182,7 @@ def test_nothing_half_is_written(tmp_path: Path) -> None:
 
 def test_a_sample_is_refused_on_aws() -> None:
     check_account(load_release(), "000000000000")
-    with pytest.raises(CommandError, match="is a sample: its images stand for none, and account 111122223333"):
+    with pytest.raises(CommandError, match="is a sample: its image digests are placeholders, and account 111122223333"):
         check_account(load_release(), "111122223333")
 
 

@@ -29,7 +29,7 @@ class Admission:
 
     Args:
         meter: Knows how fast the machine is.
-        queue_limit: Chats that may wait, and as many decisions and embeddings.
+        queue_limit: Most waiting chats and, counted apart, most waiting decisions and embeddings.
         unnamed_share: Share of the queue that callers without a name may fill.
     """
 

@@ -57,7 +57,7 @@ class Scheduler:
 
     Args:
         meter: Knows how fast the machine is.
-        queue_limit: Chats that may wait, and as many tickets.
+        queue_limit: Most waiting chats and, counted apart, most waiting tickets.
         unnamed_share: Share of each queue, and of the chats' places, that callers without a name may fill.
         turns: Decides between decisions and chats.
     """
