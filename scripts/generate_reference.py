@@ -245,7 +245,7 @@ def metrics_page() -> str:
             f"The server of a decision endpoint writes a part of them to its log, every {INTERVAL_S:g} seconds, in",
             "CloudWatch's embedded metric format (setting `endpoint_name`). The namespace is",
             f"`{metrics_table.NAMESPACE}`. A count is a sum (statistic `Sum`), a time has its values, for percentiles;",
-            f"of more than {MOST_VALUES} in an interval the first are told. Latencies are those of answered requests.",
+            f"of more than {MOST_VALUES} in an interval the first are logged. Latencies are of answered requests.",
             "Health checks and other GETs are not counted. Dashboard and alarms show what stands here; what to do",
             "about an alarm is in the [runbook](../how-to/runbook.md).",
         ]

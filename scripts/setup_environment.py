@@ -38,7 +38,7 @@ def main() -> int:
     found = read_stamp()
     wanted = {"inputs": inputs_hash(), "cmake_args": os.environ.get("CMAKE_ARGS"), "lock": os.path.basename(lock)}
     if wanted["cmake_args"] is None:
-        # Who built with arguments of their own once does not want to repeat them every time.
+        # Arguments that it was built with once need not be repeated every time.
         wanted["cmake_args"] = found.get("cmake_args") or DEFAULT_CMAKE_ARGS
     # An environment with everything has what a run needs.
     enough = (wanted, dict(wanted, lock=os.path.basename(LOCK)))
@@ -173,7 +173,9 @@ def run(command: list[str], environment: dict[str, str] | None = None) -> None:
     """Run a step; its failure ends the set-up with its exit code."""
     done = subprocess.run(command, env=environment, check=False)  # noqa: S603
     if done.returncode:
-        refuse("This step failed: " + " ".join(command), "See above; then run make setup again, it goes on from here.")
+        refuse(
+            "This step failed: " + " ".join(command), "See above; then run make setup again, it continues from here."
+        )
         sys.exit(1)
 
 
@@ -193,5 +195,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.stderr.write("setup: interrupted; run it again, it goes on from here\n")
+        sys.stderr.write("setup: interrupted; run it again, it continues from here\n")
         sys.exit(130)

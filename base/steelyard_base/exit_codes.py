@@ -27,7 +27,7 @@ MEANING: dict[ExitCode, str] = {
     ExitCode.REFUSED: "The server answered, and refused the request.",
     ExitCode.UNREACHABLE: "No server answered at that address.",
     ExitCode.MODEL: "The model is unknown, missing, incomplete or not the pinned file.",
-    ExitCode.DOWNLOAD: "A download did not finish. Run the command again: it goes on where it stopped.",
+    ExitCode.DOWNLOAD: "A download did not finish. Run the command again: it continues where it stopped.",
     ExitCode.PARTIAL: "Some of many rows were not answered; each row says why. The others were.",
     ExitCode.GATE: "A figure misses a limit of `--gate` or of an environment, or was not measured; it says which.",
     ExitCode.INTERRUPTED: "Ctrl-C, or SIGTERM. `steelyard serve` itself ends with 0 then: it has finished its work.",
@@ -35,7 +35,7 @@ MEANING: dict[ExitCode, str] = {
 
 
 class CommandError(Exception):
-    """A failure with an exit code, told to a person in one or two sentences and without a traceback.
+    """A failure with an exit code, reported in one or two sentences and without a traceback.
 
     Args:
         message: What was wrong, with the value and the limit.

@@ -74,7 +74,7 @@ def read_toml(path: Path, *, what: str, code: ExitCode) -> dict[str, Any]:
     Args:
         path: Of the file.
         what: What the message calls it.
-        code: Of the command that cannot go on without it.
+        code: Of the command that needs it.
 
     Raises:
         CommandError: It cannot be read, or is not TOML.

@@ -36,7 +36,7 @@ class AlarmTopic(Construct):
         Args:
             scope: The parent.
             id: The identifier in the parent.
-            emails: Addresses that are told.
+            emails: Addresses that alarms are mailed to.
             encryption_key: A KMS key that CloudWatch and Budgets may use (``EnvironmentKey`` is one); without one, SNS
                 encrypts with its own.
         """

@@ -50,10 +50,10 @@ def container_variables(own: Mapping[str, str], given: Mapping[str, str]) -> dic
 
     Args:
         own: What the endpoint sets itself.
-        given: What whoever deploys it sets.
+        given: What its deployment sets.
 
     Raises:
-        Refused: ``given`` repeats one of ``own``, or SageMaker or Linux would not take a name, a value or so many.
+        Refused: ``given`` repeats one of ``own``, or SageMaker or Linux would not take a name, a value or their number.
     """
     for fault in variable_faults(own, given):
         raise Refused(fault)

@@ -40,7 +40,7 @@ class CostBudget(Construct):
             id: The identifier in the parent.
             monthly_usd: The limit, in US dollars a month.
             tag: Key and value of the tag whose costs count.
-            emails: Addresses that are told; 1 to 10.
+            emails: Addresses that are mailed; 1 to 10.
 
         Raises:
             Refused: A limit below 1, or a number of addresses that Budgets does not take.

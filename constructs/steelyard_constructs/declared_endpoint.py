@@ -43,8 +43,8 @@ class Schedule(Table):
 
     name: Annotated[Name, Field(description="Unique within the endpoint.")]
     cron: Annotated[str, Field(description="Its times, such as cron(0 7 ? * MON-FRI *).")]
-    min_instances: Annotated[int, Field(description="From then on at least so many.")]
-    max_instances: Annotated[int, Field(description="From then on at most so many.")]
+    min_instances: Annotated[int, Field(description="Fewest instances from then on.")]
+    max_instances: Annotated[int, Field(description="Most instances from then on.")]
     time_zone: Annotated[str, Field(description="Time zone of its times.")] = "Etc/UTC"
 
 
@@ -52,8 +52,8 @@ class Schedule(Table):
 class Scaling(Table):
     """Automatic scaling of the instance count on the requests in progress."""
 
-    min_instances: Annotated[int, Field(description="At least so many instances.")]
-    max_instances: Annotated[int, Field(description="At most so many instances.")]
+    min_instances: Annotated[int, Field(description="Fewest instances.")]
+    max_instances: Annotated[int, Field(description="Most instances.")]
     target_concurrency: Annotated[float, Field(description="Target of requests in progress per instance; more than 0.")]
     schedules: Annotated[Listed[Schedule], Field(description="Other limits at other times.")] = ()
 
@@ -212,7 +212,7 @@ def check_gpu_layers(gpu_layers: int | None, hardware: Hardware, *, needed: bool
     Args:
         gpu_layers: Layers on the GPU, -1 for all; None where the server chooses.
         hardware: The hardware.
-        needed: Whether the server uses a GPU only when it is told how many layers.
+        needed: Whether the server uses a GPU only when the number of layers is set.
 
     Raises:
         Refused: With what to set.
@@ -265,7 +265,7 @@ def check_endpoint_image(
 
 
 def check_scaling(scaling: Scaling) -> None:
-    """Refuse zero instances, limits that contradict each other, and schedules that nobody could tell apart.
+    """Refuse zero instances, limits that contradict each other, and schedules with the same name.
 
     Raises:
         Refused: With the value and what to set.

@@ -67,7 +67,7 @@ class EndpointAlarms(Construct):
             id: Name within it.
             endpoint_name: The endpoint's name.
             variant_name: Its variant.
-            topic: Who is told, when an alarm goes off and when it is over.
+            topic: Notified when an alarm goes off and when it is over.
             thresholds: When they go off.
 
         Raises:
@@ -177,7 +177,7 @@ class EndpointAlarms(Construct):
 
 
 def tell(topic: sns.ITopic | None, alarm: cloudwatch.Alarm) -> None:
-    """Have a topic told when an alarm goes off and when it is over; without a topic nobody is."""
+    """Notify a topic when an alarm goes off and when it is over; without a topic, do nothing."""
     if topic is not None:
         alarm.add_alarm_action(actions.SnsAction(topic))
         alarm.add_ok_action(actions.SnsAction(topic))

@@ -1,6 +1,6 @@
 """Numbers that Node.js, in which the CDK runs, can hold: what it cannot fails there, without a word of ours.
 
-Nothing here needs the CDK. Limits are the business of whoever asks; they come after these checks, because ``inf`` and
+Nothing here needs the CDK. Limits are the caller's business; they come after these checks, because ``inf`` and
 ``nan`` slip through comparisons.
 """
 

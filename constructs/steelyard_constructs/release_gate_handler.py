@@ -118,10 +118,10 @@ def handler(event: Any, context: Any) -> None:  # noqa: ARG001 - Lambda passes i
             reason = "; ".join([*found[:3], *([f"and {len(found) - 3} more"] if found[3:] else [])])
         except Exception as error:  # whatever happens, CloudFormation must not wait for an hour
             reason = repr(error)
-    told = {name: event[name] for name in ("StackId", "RequestId", "LogicalResourceId")}
-    told["PhysicalResourceId"] = event["LogicalResourceId"]
-    told |= {"Status": "FAILED", "Reason": reason} if reason else {"Status": "SUCCESS"}
-    data = json.dumps(told).encode()
+    answer = {name: event[name] for name in ("StackId", "RequestId", "LogicalResourceId")}
+    answer["PhysicalResourceId"] = event["LogicalResourceId"]
+    answer |= {"Status": "FAILED", "Reason": reason} if reason else {"Status": "SUCCESS"}
+    data = json.dumps(answer).encode()
     put = urllib.request.Request(event["ResponseURL"], data, {"Content-Type": ""}, method="PUT")  # noqa: S310 (CloudFormation's own URL)
     # Outside AWS the endpoint may have a certificate of its own authority.
     trust = ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE"))

@@ -74,8 +74,8 @@ def _rolling_policy(
     check_rolling(rolling, instances, canary=canary)
     if not alarms:
         raise Refused(
-            "a rolling update without rollback_alarms goes on whatever the new instances do; give the alarms, or leave "
-            "out rolling"
+            "a rolling update without rollback_alarms continues whatever the new instances do; give the alarms, or "
+            "leave out rolling"
         )
     share = sagemaker.CfnEndpoint.CapacitySizeProperty(type="CAPACITY_PERCENT", value=rolling.percent)
     return sagemaker.CfnEndpoint.RollingUpdatePolicyProperty(

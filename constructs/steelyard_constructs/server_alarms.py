@@ -35,7 +35,7 @@ class ServerAlarms(Construct):
             scope: Parent.
             id: Name within it.
             endpoint_name: The endpoint's name.
-            topic: Who is told, when an alarm goes off and when it is over.
+            topic: Notified when an alarm goes off and when it is over.
         """
         super().__init__(scope, id)
         metrics = ServerMetrics(endpoint_name)

@@ -162,7 +162,7 @@ def _plain(address: str) -> Config:
 
 
 def main(text: str) -> int:
-    """Run with the options that ``Options.to_json`` gave, and die with whoever started this process if asked to.
+    """Run with the options that ``Options.to_json`` gave, and end with the process that started this one if asked to.
 
     With ``STEELYARD_LOCALCLOUD_LIFELINE`` set, the end of standard input ends the local cloud.
     """

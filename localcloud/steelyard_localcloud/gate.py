@@ -194,13 +194,13 @@ async def _refuse(
     path = scope["path"]
     if _is_closed(path):
         body = json.dumps({"__type": error.code, "message": str(error)}).encode()
-        told: Mapping[str, str] = {"Content-Type": "application/json", "x-amzn-requestid": request_id}
+        sent_headers: Mapping[str, str] = {"Content-Type": "application/json", "x-amzn-requestid": request_id}
     else:
         service = ministack.detect_service(scope["method"], path, headers, query)
         failure = iam_evaluator.AuthError(error.code, str(error))
-        _, told, body = ministack._credential_failure(service, "", request_id, failure, headers)
+        _, sent_headers, body = ministack._credential_failure(service, "", request_id, failure, headers)
     log.debug("refused %s %s: %s", scope["method"], path, error)
-    sent = [(name.lower().encode(), str(value).encode()) for name, value in told.items()]
+    sent = [(name.lower().encode(), str(value).encode()) for name, value in sent_headers.items()]
     # The body was not read, so the connection cannot carry another request.
     sent += [(b"content-length", str(len(body)).encode()), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": 403, "headers": sent})

@@ -8,7 +8,7 @@ HOST = "127.0.0.1"
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
+    """A free port of 127.0.0.1."""
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         port: int = listener.getsockname()[1]

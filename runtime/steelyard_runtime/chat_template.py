@@ -79,7 +79,7 @@ class ChatTemplate:
     leading ones are joined with a blank line between, all others go to the beginning of the next user message, or, if
     there is none, to the end of the conversation. ``developer`` is ``system`` to every template.
 
-    Thinking is off: templates are told ``enable_thinking=False``, and a reasoning block that one opens all the same
+    Thinking is off: templates get ``enable_thinking=False``, and a reasoning block that one opens all the same
     is closed (see ``templates.answer_position``), for chats and for decisions.
 
     Args:
@@ -175,7 +175,7 @@ class ChatTemplate:
             messages: The turns, oldest first.
             add_generation_prompt: End with the beginning of the assistant's next turn.
             continue_final: End right after the last message's text instead, so that the model continues it.
-            caller: Who asks; callers take turns.
+            caller: Name of the caller; callers take turns.
 
         Returns:
             Pieces in order, neighbours of different kinds. Equal messages give equal pieces. Or a ``Problem``: INVALID,

@@ -190,9 +190,9 @@ class Correction:
     Attributes:
         decision: ``NAME@VERSION``.
         right: Id of the right option.
-        answered: Id of the option that had been answered; None where nobody said.
-        record: Id of the request or of its record; None where nobody said.
-        state: The state, any JSON value; None where nobody said.
+        answered: Id of the option that had been answered; None where it was not given.
+        record: Id of the request or of its record; None where it was not given.
+        state: The state, any JSON value; None where it was not given.
     """
 
     decision: str

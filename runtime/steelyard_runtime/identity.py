@@ -113,7 +113,7 @@ class Identity:
                 "answer_position": {
                     "rule": self.answer_position.rule,
                     "appended": self.answer_position.appended,
-                    "note": self.refusal or self.answer_position.told,
+                    "note": self.refusal or self.answer_position.sentence,
                 },
                 "option_slots": self.slots,
             },

@@ -43,7 +43,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """A limit of a series, beyond which people are told.
+    """A limit of a series, beyond which an alarm goes off.
 
     Attributes:
         above: Threshold for the sum of a minute, or for its share.
@@ -68,7 +68,7 @@ class Series:
         where: Values of labels, of which each must be one; every one where it is empty.
         unit: Of its values.
         by_decision: Whether it is also kept for each registered decision.
-        alert: When people are told; None where it is for the dashboard only.
+        alert: Its alarm; None where it is for the dashboard only.
     """
 
     name: str

@@ -194,8 +194,8 @@ class Settings(BaseSettings):
     readout: Literal["auto", "letters-raw"] = Field(
         "auto",
         description="Readout of decisions that name none and are not registered. auto: on models of less than a "
-        "billion parameters options-as-cases, or question-as-case for yes and no; letters-raw on others, and where options are "
-        "levels or have no text that a state can be like.",
+        "billion parameters options-as-cases, or question-as-case for yes and no; letters-raw on others, and where "
+        "options are levels or have no text that a state can be like.",
     )
     reuse_prefixes: bool = Field(True, description="Keep evaluated prefixes between requests.")
     reuse_states: bool = Field(

@@ -132,6 +132,6 @@ def _refused(error: Any) -> CommandError:
     if code in _NO_LOGIN:
         return CommandError(said, code=ExitCode.REFUSED, hint=_LOGIN_HINT)
     if code in _NO_ACCESS:
-        hint = "Your credentials work, but their policies do not allow this. Ask whoever manages them."
+        hint = "Your credentials work, but their policies do not allow this. Ask their administrator."
         return CommandError(said, code=ExitCode.REFUSED, hint=hint)
     return CommandError(said, code=ExitCode.REFUSED)

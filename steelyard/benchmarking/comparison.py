@@ -113,7 +113,7 @@ def compare(
     weights: Mapping[str, float],
     rounds: int,
     out_of_time: Callable[[], bool] = lambda: False,
-    told: Callable[[int, dict[Candidate, Estimate]], None] = lambda _round, _estimates: None,
+    on_round: Callable[[int, dict[Candidate, Estimate]], None] = lambda _round, _estimates: None,
 ) -> Comparison[Candidate]:
     """Measure until every challenger is decided, ``rounds`` are over, or time is up.
 
@@ -124,7 +124,7 @@ def compare(
         weights: How much each workload counts.
         rounds: The most rounds.
         out_of_time: Asked after every round.
-        told: Called after every round with its number and the estimates so far.
+        on_round: Called after every round with its number and the estimates so far.
 
     Raises:
         MeasureError: The incumbent cannot be measured.
@@ -148,7 +148,7 @@ def compare(
         for challenger, seconds in taken.items():
             ratios[challenger].append(ratio(seconds, before, after, weights))
         estimates = _estimates(ratios)
-        told(number, estimates)
+        on_round(number, estimates)
         running = survivors(running, estimates, number)
         if out_of_time():
             break

@@ -23,7 +23,7 @@ WEIGHTS: Mapping[Workload, float] = {"decision": 0.7, "chat": 0.3}
 LONG_WEIGHTS: Mapping[Workload, float] = {"long": 1.0}
 CONFIRMATION = "confirmation"
 
-Told = Callable[[str, int, dict[EngineSettings, Estimate]], None]
+OnRound = Callable[[str, int, dict[EngineSettings, Estimate]], None]
 
 
 class Bench(Protocol):
@@ -131,7 +131,7 @@ def tune(
     plan: Sequence[tuple[str, Callable[[EngineSettings], Stage]]],
     *,
     out_of_time: Callable[[], bool],
-    told: Told = lambda _name, _round, _estimates: None,
+    on_round: OnRound = lambda _name, _round, _estimates: None,
 ) -> Iterator[str]:
     """Work through the stages that ``findings`` lacks, yielding each one's name when its finding is there.
 
@@ -144,7 +144,7 @@ def tune(
     for name, make in plan:
         if name in findings.comparisons or out_of_time():
             continue
-        _compare(bench, findings, make(findings.best), rounds=ROUNDS, out_of_time=out_of_time, told=told)
+        _compare(bench, findings, make(findings.best), rounds=ROUNDS, out_of_time=out_of_time, on_round=on_round)
         yield name
     if findings.best != findings.default and CONFIRMATION not in findings.comparisons:
         # In the workloads of every setting that changed, so that a gain in one is weighed against a loss in another.
@@ -159,7 +159,7 @@ def tune(
             incumbent=findings.default,
             rounds=ROUNDS,
             out_of_time=lambda: False,
-            told=told,
+            on_round=on_round,
         )
         yield CONFIRMATION
 
@@ -171,7 +171,7 @@ def _compare(
     *,
     rounds: int,
     out_of_time: Callable[[], bool],
-    told: Told,
+    on_round: OnRound,
     incumbent: EngineSettings | None = None,
 ) -> None:
     workloads = list(stage.weights)
@@ -184,7 +184,7 @@ def _compare(
             weights=weights,
             rounds=rounds,
             out_of_time=out_of_time,
-            told=lambda number, estimates: told(stage.name, number, estimates),
+            on_round=lambda number, estimates: on_round(stage.name, number, estimates),
         )
     except MeasureError as error:
         if not findings.comparisons:

@@ -23,7 +23,7 @@ def export(path: Path, variables: Mapping[str, str]) -> None:
 
 
 def exit_code_of(program: Callable[[], None]) -> int:
-    """Run ``program`` and return the exit code of its end; a refusal is told on standard error."""
+    """Run ``program`` and return the exit code of its end; a refusal is written to standard error."""
     try:
         program()
     except CommandError as error:

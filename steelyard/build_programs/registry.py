@@ -139,7 +139,7 @@ def scan_findings(ecr: Any, repository: str, digest: str, *, timeout_s: float) -
         if time.monotonic() >= until:
             raise CommandError(
                 f"ECR's scan of {repository}@{digest} is {status} after {timeout_s:.0f} s",
-                hint="Start the build again: it goes on from here. Scan on push has to be on for the repository.",
+                hint="Start the build again: it continues from here. Scan on push has to be on for the repository.",
             )
         time.sleep(POLL_S)
 

@@ -36,8 +36,8 @@ class Cdk:
     What it prints goes to standard error, like all progress; standard output is for results.
 
     Attributes:
-        environment: The environment as the app is told it: its name, or the absolute path of its file.
-        release: The release as the app is told it: its name, or the absolute path of its manifest.
+        environment: The environment for the app: its name, or the absolute path of its file.
+        release: The release for the app: its name, or the absolute path of its manifest.
         bases: Absolute path of a file of base images; None for the one of the checkout.
         assembly: Where the synthesized templates go.
         root: The checkout, with ``cdk.json``.
@@ -155,7 +155,7 @@ class Cdk:
 
 
 def release_reference(release: str) -> str:
-    """Return a release as the app is told it: the app runs in another folder, so a path must not depend on this one."""
+    """Return a release for the app: the app runs in another folder, so a path must not depend on this one."""
     return str(Path(release).resolve()) if release.endswith(".json") else release
 
 

@@ -58,12 +58,14 @@ def tune_command(
     report: Annotated[
         Path | None, typer.Option("--report", help="Where all figures go; in the cache when not given.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Do not go on from an interrupted search.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start anew instead of continuing an interrupted search.")
+    ] = False,
 ) -> None:
     """Find threads, batch size, flash attention (and KV type) for a model on this machine, and write a profile.
 
     The profile is a settings file for `steelyard serve --config`. It is written only when it is faster than the
-    server's own choice beyond noise. Ctrl-C keeps the finished stages; run it again to go on.
+    server's own choice beyond noise. Ctrl-C keeps the finished stages; run it again to continue.
     """
     path, files, sha256 = _model(model)
     if out is not None and not out.parent.is_dir():
@@ -143,16 +145,16 @@ def _earlier(kept: Path, key: dict[str, Any], default: EngineSettings) -> Findin
 
 def _search(bench: Workbench, findings: Findings, plan: Any, *, minutes: float, keep: Any) -> None:
     ends = time.monotonic() + 60 * minutes
-    with _bar() as told:
+    with _bar() as on_round:
         try:
-            for name in tune(bench, findings, plan, out_of_time=lambda: time.monotonic() > ends, told=told):
+            for name in tune(bench, findings, plan, out_of_time=lambda: time.monotonic() > ends, on_round=on_round):
                 keep()
                 _told_stage(name, findings)
         except MeasureError as error:
             raise CommandError(f"the server's own settings cannot be measured: {error}") from error
         except KeyboardInterrupt:
             keep()
-            console.note(f"finished: {', '.join(findings.comparisons) or 'nothing yet'}; run it again to go on")
+            console.note(f"finished: {', '.join(findings.comparisons) or 'nothing yet'}; run it again to continue")
             raise
     for name, why in findings.failed.items():
         console.note(f"{name} could not be measured: {why}")
@@ -164,14 +166,14 @@ def _bar() -> Iterator[Any]:
     with Progress(*columns, console=console.err, disable=not console.err.is_terminal) as progress:
         tasks: dict[str, Any] = {}
 
-        def told(name: str, number: int, estimates: dict[EngineSettings, Estimate]) -> None:
+        def on_round(name: str, number: int, estimates: dict[EngineSettings, Estimate]) -> None:
             if name not in tasks:
                 tasks[name] = progress.add_task(name, total=ROUNDS, now="")
             best = min(estimates.values(), key=lambda found: found.ratio, default=None)
             now = f"best so far {100 * (1 - best.ratio):+.1f} %" if best else ""
             progress.update(tasks[name], completed=number, now=now)
 
-        yield told
+        yield on_round
 
 
 def _told_stage(name: str, findings: Findings) -> None:

@@ -49,7 +49,7 @@ def env(*, home: Home = local_cloud.HOME) -> None:
     """Print the variables that send the AWS CLI, boto3 and the CDK to the local cloud, for: eval "$(... env)".
 
     Where no local cloud runs, what is printed ends the script that evaluates it, so that its next line does not go to
-    AWS; an interactive shell goes on, with the status 1.
+    AWS; an interactive shell continues, with the status 1.
     """
     try:
         details = local_cloud.require(home)

@@ -12,7 +12,7 @@ from steelyard.commands import completion
 from steelyard.terminal import console
 
 MOST_TOLD = 10
-"""Contradictions that are told of one by one."""
+"""Contradictions that are listed one by one."""
 
 
 def command(
@@ -38,7 +38,7 @@ def command(
 ) -> None:
     """Turn feedback about a decision into labelled cases, one for each state; what was said last counts.
 
-    States that are cases already are left out. Those that people now label otherwise are told of: which label is right
+    States that are cases already are left out. Those that people now label otherwise are listed: which label is right
     only a person can say.
     """
     from steelyard.decisions.folder import CASES_FILE, folder_of, read_cases, read_contract, write_files

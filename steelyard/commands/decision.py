@@ -82,7 +82,7 @@ def new(
 
 @app.command()
 def lint(name: Name, *, as_json: Json = False) -> None:
-    """Check a contract and its cases without a model. Exit code 1 when there is an error; warnings are told only."""
+    """Check a contract and its cases without a model. Exit code 1 when there is an error; warnings are only shown."""
     from steelyard.decisions.lint import lint as findings_of
 
     _, contract, cases = _read(name)

@@ -83,7 +83,7 @@ def evaluate(
     ] = None,
     env: options.EnvironmentName = DEFAULT,
     zero_shot: Annotated[
-        bool, typer.Option("--zero-shot", help="Ask question and options as if nobody had registered them.")
+        bool, typer.Option("--zero-shot", help="Ask question and options as if they were not registered.")
     ] = False,
     layout: options.ChosenLayout = None,
     readout: options.ChosenReadout = None,
@@ -101,7 +101,8 @@ def evaluate(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Write the evaluation to this JSON file. An interrupted run goes on from beside it."
+            "--out",
+            help="Write the evaluation to this JSON file. An interrupted run continues from the answers beside it.",
         ),
     ] = None,
     html: Html = None,
@@ -153,7 +154,7 @@ def evaluate(
                 asked = asking.ask_cases(client, subject, found.cases, extent, kept, step=step)
         except (KeyboardInterrupt, CommandError):
             if out is not None and kept.lines:
-                console.note(f"{len(kept.lines)} answers are kept; the same command goes on behind them")
+                console.note(f"{len(kept.lines)} answers are kept; the same command continues behind them")
             raise
     made = Evaluation(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -348,7 +349,7 @@ def _client(
 
 
 def _refuse_seen(subject: Subject, found: Labelled) -> None:
-    """Refuse states that the head was fitted on: from their answers nothing can be told."""
+    """Refuse states that the head was fitted on: their answers say nothing about new ones."""
     from steelyard.decisions.folder import CASES_FILE, read_cases
 
     contract, folder = subject.contract, subject.folder

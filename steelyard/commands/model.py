@@ -81,7 +81,7 @@ def show(
 
 @app.command()
 def pull(name: Name) -> None:
-    """Fetch a model, check its sha256 and keep it in the cache. An interrupted download goes on where it stopped."""
+    """Fetch a model, check its sha256 and keep it in the cache. An interrupted download continues where it stopped."""
     entry = find(name)
     here = storage.state(entry) is storage.State.VERIFIED
     with console.pull_bar(entry.name) as bar:

@@ -101,7 +101,7 @@ ModelName = Annotated[
 DEFAULT_MODEL: str = Settings.model_fields["model"].default
 """The server's own default: the embedded model."""
 Out = Annotated[Path | None, typer.Option("--out", help="Append a row for each answer to this file.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on where --out ends, after an interruption.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue where --out ends, after an interruption.")]
 RowFormat = Annotated[
     OutFormat | None, typer.Option("--format", help="Of the rows; unless given by the suffix of --out, else jsonl.")
 ]

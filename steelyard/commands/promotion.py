@@ -1,4 +1,4 @@
-"""``steelyard release promote``, ``rollback``, ``log``: a release goes on by evidence, and comes back."""
+"""``steelyard release promote``, ``rollback``, ``log``: deploy by evidence, return, and list what happened."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def _recorded(judged: Judged) -> Evidence:
 
 def _agree(question: str) -> None:
     if not typer.confirm(question, err=True):
-        raise CommandError("nothing was changed", hint="Answer y, or pass --yes, to go on.")
+        raise CommandError("nothing was changed", hint="Answer y, or pass --yes, to continue.")
 
 
 def _show_gates(judged: Sequence[Judged], scanned: Sequence[GateResult]) -> None:

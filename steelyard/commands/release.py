@@ -81,7 +81,7 @@ def build(
     """Build the models and images that an environment's endpoints need, and write a release of them.
 
     CodeBuild builds in the account of your credentials; this follows its logs. What was built before from the same
-    source is not built again, and after Ctrl-C the builds go on: run it again to follow them. The release is written
+    source is not built again, and after Ctrl-C the builds continue: run it again to follow them. The release is written
     when all that it names has been found in S3 and ECR. With --from nothing is built: new heads go to the same images.
     """
     environment = load_environment(env)

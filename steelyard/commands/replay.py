@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from steelyard_runtime.http.runtime import Services
 
 MOST_TOLD = 20
-"""Records that differ and are told of one by one."""
+"""Differing records that are listed one by one."""
 _AS_RECORDED = ("threads", "context_tokens", "batch_tokens", "gpu_layers")
 
 
@@ -49,7 +49,7 @@ def command(
     """Ask recorded decisions again in this process, and compare the answers to the last bit.
 
     The engine gets the threads, context, batch and GPU layers of the first record. Exit code 1 when an answer differs,
-    or a record's texts are not there; what differs in model, build, hardware or settings is told.
+    or a record's texts are not there; what differs in model, build, hardware or settings is named.
     """
     from steelyard.evaluation.replay import Texts, read_records, read_texts, replay
 

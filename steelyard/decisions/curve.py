@@ -19,7 +19,7 @@ from steelyard_runtime.decisions.head import Interval
 SHARES = (0.125, 0.25, 0.5, 1.0)
 """Shares of the cases of all folds but one that are learnt from."""
 NEXT = 50
-"""Labels whose worth is told."""
+"""Labels whose worth is estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Curve:
     Attributes:
         labels: Labels that were learnt from, increasing.
         accuracy: On the cases of the other folds, for each.
-        next_points: Accuracy that the next ``NEXT`` labels are worth, in points, if it goes on as until here.
+        next_points: Accuracy that the next ``NEXT`` labels are worth, in points, if the trend continues.
     """
 
     labels: tuple[int, ...]
@@ -93,7 +93,7 @@ def _share(validated: Validated, indices: npt.NDArray[np.int64], share: float) -
 
 
 def _next_points(labels: npt.NDArray[np.int64], right: Array) -> Interval:
-    """Fit the share of mistakes as a power of the labels, and go on; the interval is of resampled cases."""
+    """Fit the share of mistakes as a power of the labels, and extrapolate; the interval is of resampled cases."""
     total = right.shape[1]
     rng = np.random.default_rng(metrics.SEED)
     samples = [rng.integers(0, total, total) for _ in range(metrics.RESAMPLES)]
@@ -104,7 +104,7 @@ def _next_points(labels: npt.NDArray[np.int64], right: Array) -> Interval:
 
 
 def gain(labels: npt.NDArray[np.int64], accuracy: Array, *, total: int) -> float:
-    """Return how much accuracy the next ``NEXT`` labels add if mistakes go on falling as a power of the labels.
+    """Return how much accuracy the next ``NEXT`` labels add if mistakes continue to fall as a power of the labels.
 
     Args:
         labels: Shape ``(sizes,)``, increasing.
@@ -131,7 +131,7 @@ def svg(curves: Mapping[str, Curve], *, title: str) -> str:
     """Return a figure of learning curves with their intervals, readable on light and dark pages.
 
     Args:
-        curves: By name; at most four are told apart.
+        curves: By name; at most four can be distinguished.
         title: What it shows, for those who cannot see it as well.
     """
     most, below = max(curve.labels[-1] for curve in curves.values()), _HEIGHT - _BOTTOM + 18

@@ -430,7 +430,7 @@ def regress(features: Array, labels: Labels, *, options: int, strength: float) -
 def regress_in_order(features: Array, labels: Labels, *, options: int, strength: float) -> Regression:
     """Fit a regression whose options lie on one line: the logit of number k is ``k * slope @ features + bias[k]``.
 
-    Neighbours are then told apart by one number for all pairs (the adjacent-category model). It has the numbers of one
+    Neighbours are then kept apart by one number for all pairs (the adjacent-category model). It has the numbers of one
     option for all of them, so that it needs fewer cases, where the options are steps of one thing. Arguments and bias
     as of ``regress``.
     """

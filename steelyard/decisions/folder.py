@@ -37,7 +37,9 @@ class Case(BaseModel):
     label: Annotated[str, Field(min_length=1, description="The id of the right option.")]
     kind: Annotated[
         str | None,
-        Field(description="What is special about it, such as `ambiguous` or `out of scope`; figures are told by kind."),
+        Field(
+            description="What is special about it, such as `ambiguous` or `out of scope`; figures are given by kind."
+        ),
     ] = None
     note: Annotated[str | None, Field(description="For people.")] = None
     id: Annotated[str | None, Field(min_length=1, description="A name of its own, for `same_as` and reports.")] = None

@@ -250,7 +250,7 @@ def answer_set(probabilities: Array, labels: Labels, folds: Labels, *, coverage:
     """Return the conformal set of a stated coverage: all options that are likelier than a threshold.
 
     The threshold is an order statistic of the right options' probabilities, so that the next case's set holds its right
-    option with at least that probability, if it comes from where these come from. How often it does is told of each
+    option with at least that probability, if it comes from where these come from. How often it does is shown for each
     fold with the threshold of the others. With too few cases for the coverage every option is in the set.
 
     Args:

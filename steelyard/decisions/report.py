@@ -93,7 +93,7 @@ def curve_line(curve: Curve) -> str:
     worth = curve.next_points
     return (
         f"The next {NEXT} labels are worth about {worth.value:.1f} points of accuracy "
-        f"({worth.low:.1f} to {worth.high:.1f}), if it goes on as until here."
+        f"({worth.low:.1f} to {worth.high:.1f}), if the trend continues."
     )
 
 

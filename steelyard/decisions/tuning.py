@@ -52,7 +52,7 @@ def tune(
         cases: Its labelled cases.
         reader_of: Gives a reader of hidden states for a wording.
         tokens: Largest mean of tokens for a decision; what costs more is not fitted, the contract's own always is.
-        step: Gives what is told of a wording's progress.
+        step: Makes the view of a wording's progress.
 
     Raises:
         CommandError: The cases are too few, or a state cannot be evaluated.

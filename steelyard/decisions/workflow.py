@@ -95,7 +95,7 @@ def fit_decision(
         contract: Its contract; the readout is ``head``.
         cases: Its labelled cases.
         reader: Gives hidden states.
-        step: Told of progress.
+        step: Receives progress.
 
     Raises:
         CommandError: The readout needs no fitting, the cases are too few, or a state cannot be evaluated.

@@ -61,7 +61,7 @@ def prepare(aws: Aws, environment: Environment, cdk: Cdk, say: Say, *, note: Say
         The bucket of artifacts.
 
     Raises:
-        CommandError: A step failed. Run it again when the cause is gone: it goes on from there.
+        CommandError: A step failed. Run it again when the cause is gone: it continues from there.
     """
     account = aws.account()
     if not is_bootstrapped(aws, environment):
@@ -82,7 +82,7 @@ def prepare(aws: Aws, environment: Environment, cdk: Cdk, say: Say, *, note: Say
     for stack in undeclared(aws, environment, cdk):
         note(
             f"the stack {stack.name} ({stack.status}) belongs to nothing in environments/{environment.name}.toml any "
-            f"more; it goes on, and costs money. To delete it: {deletion(aws, stack)}"
+            f"more; it still exists, and is billed. To delete it: {deletion(aws, stack)}"
         )
     say("cdk deploy: the bucket, the registry and the builds")
     parts = ("Artifacts", "Build") if environment.builds_or_stores else ("Artifacts",)
@@ -118,7 +118,7 @@ def deploy(
 
     Raises:
         CommandError: A model or an image is missing or differs, or a step failed. Run it again when the cause is gone:
-            it goes on from there.
+            it continues from there.
     """
     check_account(release, aws.account())
     check_release(environment, release)

@@ -32,7 +32,7 @@ class Kept:
 def kept_resources(aws: Aws, environment: Environment) -> list[Kept]:
     """Resources with the environment's tag that no stack of it has, as the Resource Groups Tagging API tells.
 
-    It may go on to tell of what was deleted lately.
+    It may still list what was deleted lately.
 
     Raises:
         CommandError: AWS cannot be asked.

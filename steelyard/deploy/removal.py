@@ -18,7 +18,7 @@ _SECURITY_GROUP = "SecurityGroupId"
 
 
 def destroy(aws: Aws, environment: Environment, cdk: Cdk, say: Say, *, note: Say) -> None:
-    """Destroy everything of an environment. What it retains stays, and is told.
+    """Destroy everything of an environment. What it retains stays, and is listed.
 
     Endpoints go first. SageMaker's network interfaces outlive them, and AWS keeps the network until they are gone.
 
@@ -71,11 +71,11 @@ def await_interfaces(
         CommandError: Some are left after ``longest_s``, or AWS cannot be asked.
     """
     until = time.monotonic() + longest_s
-    told = False
+    listed = False
     while identifiers := _interfaces(aws, security_group):
-        if not told:
+        if not listed:
             say(f"waiting until SageMaker has removed the {len(identifiers)} network interfaces of the endpoints")
-            told = True
+            listed = True
         if time.monotonic() >= until:
             raise CommandError(
                 f"after {longest_s:.0f} s there are still network interfaces in {security_group}: "

@@ -45,7 +45,7 @@ Seconds = Annotated[int, Field(ge=60, le=3600)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 DECISIONS_VARIABLE = "STEELYARD_DECISIONS_SHA256"
-"""The variable by which an endpoint's server is told which registered decisions its release names."""
+"""The variable that tells an endpoint's server which registered decisions its release names."""
 DecisionName = Annotated[str, Field(pattern=FULL_NAME_PATTERN)]
 
 
@@ -266,7 +266,11 @@ class Budget(Strict):
     monthly_usd: Annotated[Positive, Field(description="Dollars in a month.")]
     emails: Annotated[
         Listed[Email],
-        Field(min_length=1, max_length=10, description="Who hears at 80 % of it, and when 100 % is forecast."),
+        Field(
+            min_length=1,
+            max_length=10,
+            description="Addresses that are mailed at 80 % of it, and when 100 % is forecast.",
+        ),
     ]
 
 
@@ -304,7 +308,7 @@ class Environment(Strict):
     artifacts: Annotated[Artifacts, Field(description="The bucket of model artifacts.")] = Artifacts()
     images: Annotated[Images, Field(description="The registries that endpoints pull from.")] = Images()
     builds: Annotated[Builds, Field(description="Models and images that CodeBuild makes for it.")] = Builds()
-    alarms: Annotated[Alarms, Field(description="Who hears of alarms.")] = Alarms()
+    alarms: Annotated[Alarms, Field(description="Addresses that alarms are mailed to.")] = Alarms()
     budget: Annotated[Budget | None, Field(description="A limit on the cost that warns.")] = None
     gates: Annotated[
         Gates | None,
@@ -434,6 +438,6 @@ def _variable_faults(endpoint: Endpoint) -> Iterator[str]:
         return  # The rules about these two say so.
     yield from variable_faults(own, given)
     yield from decision_port_faults(given)
-    # What was refused above is not told twice.
+    # What was refused above is not reported twice.
     left = {name: value for name, value in given.items() if name not in {*own, *PORT_NAMES} and "\0" not in value}
     yield from setting_faults(left)

@@ -90,7 +90,7 @@ def ask_cases(
         cases: Labelled cases; one or more.
         extent: How many cases are asked more than once.
         kept: Answers so far; gets the new ones.
-        step: Told of progress.
+        step: Receives progress.
 
     Raises:
         CommandError: Nothing more can be asked, every case was refused, or the answers are not of one target.

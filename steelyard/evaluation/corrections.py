@@ -30,7 +30,7 @@ class Corrections:
         cases: One for each state; what was said last counts.
         known: States that are cases already, with the same label.
         contradicting: States that are cases with another label: each with that and what people said.
-        without_state: Records whose state nobody has.
+        without_state: Records whose state is not known.
         foreign: Records of options that the contract does not have.
     """
 

@@ -1,4 +1,4 @@
-"""Answers that were given, line by line on the disk, so that an evaluation that was ended goes on where it was."""
+"""Answers that were given, line by line on the disk, so that an interrupted evaluation continues where it stopped."""
 
 from __future__ import annotations
 

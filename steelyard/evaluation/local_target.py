@@ -14,7 +14,7 @@ from steelyard.serving.server_process import free_port, running_server
 
 HOST = "127.0.0.1"
 DEADLINE_S = 3600
-"""Nobody waits for one answer: a slow machine takes its time."""
+"""No person waits for one answer: a slow machine takes its time."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def local_server(
         threads: For llama.cpp; 0 chooses.
         context_tokens: Longest prompt; 0 for the server's default.
         timeout_s: Longest a call may take.
-        waiting: Told the seconds until it is ready.
+        waiting: Receives the seconds waited until it is ready.
 
     Raises:
         CommandError: It does not start, such as for a head of another model; the end of its log is quoted.

@@ -1,6 +1,6 @@
 """Ask recorded decisions again, in this process, and compare the answers to the last bit.
 
-A record has hashes; the texts are in it where the server was told to keep them, or else in a file of requests or cases.
+A record has hashes; the texts are in it where ``record_text`` was on, or else in a file of requests or cases.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def replay(
         identity: What its answers depend on.
         registered: Its registered decisions, by ``NAME@VERSION``.
         texts: Texts that the records do not have themselves.
-        step: Told of progress.
+        step: Receives progress.
     """
     basis = identity.basis()
     preparation = Preparation(places=1, large_bytes=1 << 30, unnamed_share=1)

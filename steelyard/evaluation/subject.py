@@ -73,7 +73,7 @@ def subject_of(name: str, *, zero_shot: bool) -> Subject:
 
     Args:
         name: A folder in ``decisions/``, a path with a slash, or a decision file that ends in ``.json``.
-        zero_shot: Ask the question and options of a contract as if nobody had registered it.
+        zero_shot: Ask the question and options of a contract as if it were not registered.
 
     Raises:
         CommandError: There is none, or the file is no decision.

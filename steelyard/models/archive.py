@@ -70,7 +70,7 @@ def write_archive(
     Args:
         target: A new file.
         members: Name and content of each.
-        advance: Told the bytes of each block that was read.
+        advance: Receives the bytes of each block that was read.
 
     Returns:
         sha256 of each member by name, of the bytes that went into the archive.

@@ -131,7 +131,7 @@ class CatalogueEntry(Strict):
 
     name: Annotated[FileName, Field(description="Its name in commands; the file is called NAME.toml.")]
     summary: Annotated[str, Field(description="One line for lists.")]
-    notice: Annotated[str | None, Field(description="What whoever uses it has to know.")] = None
+    notice: Annotated[str | None, Field(description="What its users have to know.")] = None
     licence: Annotated[Licence, Field(description="What the weights may be used for.")]
     readout: Annotated[Readout | None, Field(description="The readout recommended for decisions.")] = None
     claims: Annotated[Claims, Field(description="What the GGUF file must say of itself.")] = Claims()

@@ -67,7 +67,7 @@ def show_file(path: Path) -> tuple[GgufFacts, list[str]]:
 
 
 def _require_one_model(entry: CatalogueEntry) -> None:
-    """The folder holds this model, whole, and no other: who serves the folder would have to guess."""
+    """The folder holds this model, whole, and no other: a server of the folder would have to guess."""
     folder = storage.model_folder(entry)
     known = {file.name for file in entry.files}
     if strangers := sorted(path.name for path in folder.glob("*.gguf") if path.name not in known):

@@ -237,9 +237,9 @@ def _fetch(request: _Request) -> str:
                 part.unlink(missing_ok=True)
                 raise _TransientError("the server sent another range than was asked for")
             digest, done = hashlib.sha256(), 0
-        told = _total(response, done)
-        _require_size(told, request)
-        total = size if size is not None else told
+        sent = _total(response, done)
+        _require_size(sent, request)
+        total = size if size is not None else sent
         _remember_etag(part, response)
         if total is not None:
             require_space(part.parent, total - done)
@@ -312,10 +312,10 @@ def _fetch_range(request: _Request, start: int, end: int, stop: threading.Event,
     return bytes(data)
 
 
-def _require_size(told: int | None, request: _Request) -> None:
-    if request.size is not None and told is not None and told != request.size:
+def _require_size(sent: int | None, request: _Request) -> None:
+    if request.size is not None and sent is not None and sent != request.size:
         raise CommandError(
-            f"{request.shown} is not the pinned file: the server has {told} bytes, and {request.size} were expected",
+            f"{request.shown} is not the pinned file: the server has {sent} bytes, and {request.size} were expected",
             code=ExitCode.MODEL,
             hint="It was changed at its source. Do not use it; tell the maintainers of the catalogue.",
         )

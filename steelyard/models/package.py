@@ -56,7 +56,7 @@ def package(entry: CatalogueEntry, to: Path, *, archive: bool = False, progress:
         entry: The model.
         to: A folder that does not exist yet, or is empty, or holds this package.
         archive: Write ``model.tar.gz`` instead of the files themselves; the manifest lies beside it in both cases.
-        progress: Told how far it is.
+        progress: Receives progress.
 
     Raises:
         CommandError: The model is not what it should be, the disk is full, or ``to`` holds something else.

@@ -29,7 +29,7 @@ def check(stop: threading.Event) -> None:
 def ordered(jobs: Sequence[Job[Result]], *, workers: int, ahead: int | None = None) -> Generator[Result, None, None]:
     """The results of ``jobs`` in their order, each as soon as it and those before it are there.
 
-    Close the generator when it is left early (``contextlib.closing``): jobs that still run are then told to stop, and
+    Close the generator when it is left early (``contextlib.closing``): jobs that still run are then stopped, and
     waited for, ``SECONDS_TO_STOP`` at most. A job that hangs in a system call does not hold the process: the threads
     are daemons.
 
@@ -84,7 +84,7 @@ class Tally:
     """Adds up the progress of several jobs for one bar.
 
     Args:
-        report: Told the bytes of all jobs together, and their total (None while unknown).
+        report: Receives the bytes of all jobs together, and their total (None while unknown).
         total: Bytes of all jobs, when they are known.
     """
 

@@ -85,15 +85,15 @@ def publish(
 
     A model is complete when its manifest is there. Every write carries ``If-None-Match: *``, so that S3 itself refuses
     to replace a file; one that is there already must be the same. Interrupted, it leaves no half file, and the next
-    run goes on with the files that are missing.
+    run continues with the files that are missing.
 
     Args:
         model: Its name in the catalogue. It must have been pulled.
         bucket: Name of the artifact bucket.
         s3: A boto3 client for S3.
         archive: Publish one ``.tar.gz``, which carries the manifest, instead of the files themselves.
-        progress: Told how far it is.
-        warn: Told what the model's chat template tries.
+        progress: Receives progress.
+        warn: Receives what the model's chat template tries.
 
     Raises:
         CommandError: The model is missing or not the pinned one, another file lies at its prefix, or S3 refused.
@@ -288,7 +288,7 @@ def _upload_part(
 def _abort(s3: Any, bucket: str, key: str, upload: str) -> None:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    # What cannot be told to S3 any more is removed by the bucket's rule for unfinished uploads.
+    # What cannot be aborted any more is removed by the bucket's rule for unfinished uploads.
     with suppress(BotoCoreError, ClientError):
         s3.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload)
 

@@ -94,7 +94,7 @@ def file_state(entry: CatalogueEntry, file: ModelFile) -> State:
 
 
 def file_sha256(path: Path, advance: Advance = lambda _: None) -> str:
-    """The sha256 of a file in hexadecimal; ``advance`` is told the bytes of each block."""
+    """The sha256 of a file in hexadecimal; ``advance`` receives the bytes of each block."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK):
@@ -261,14 +261,14 @@ def exclusive(folder: Path, waiting: Callable[[], None] = lambda: None) -> Itera
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
-        told = False
+        reported = False
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not told:
+                if not reported:
                     waiting()
-                    told = True
+                    reported = True
                 time.sleep(0.2)
         yield

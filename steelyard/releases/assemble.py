@@ -108,11 +108,11 @@ def build_release(
     Args:
         aws: Where to.
         order: What to make.
-        watcher: Told what goes on in the builds.
+        watcher: Receives the builds' progress.
         here: Run the builds on this machine instead of CodeBuild.
         folder: Where the manifest goes.
         poll_s: Seconds between two looks at CodeBuild.
-        say: Told each step.
+        say: Receives each step.
 
     Returns:
         The release, and its file.
@@ -157,7 +157,7 @@ def put_in_place(
         release: The release.
         decisions: Its decisions with their bytes.
         bucket: The environment's bucket of artifacts.
-        say: Told each step.
+        say: Receives each step.
 
     Raises:
         CommandError: It does not fit the environment, or a part of it is missing or differs.
@@ -192,7 +192,7 @@ def place_decisions(
         release: What its endpoints serve.
         decisions: The decisions with their bytes; None reads those of this checkout.
         bucket: The environment's bucket of artifacts.
-        say: Told each step.
+        say: Receives each step.
 
     Raises:
         CommandError: A decision of this checkout is another one than the release's, or S3 refused.
@@ -273,7 +273,7 @@ def _wanted(aws: Aws, order: Order) -> dict[WantedBuild, str | Hardware]:
         return outputs[output]
 
     source, asset = order.checkout.source, order.checkout.asset
-    # Part of the build's key: who does not accept them is not given the build of somebody who did.
+    # Part of the build's key: a build that accepts them is not taken by one that does not.
     flags = (("IMAGE_FLAGS", "--allow-critical"),) if order.allow_critical else ()
     variables = (("SOURCE_REVISION", source.commit + ("-dirty" if source.dirty else "")), *flags)
     wanted: dict[WantedBuild, str | Hardware] = {}

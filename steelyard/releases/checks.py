@@ -95,7 +95,7 @@ def findings(
         bucket: The environment's bucket of artifacts.
         used_only: Leave out what no endpoint of the environment needs.
         deep: Read every byte of every model again, instead of trusting the checksums that S3 and the writer recorded.
-        tell: Told what is looked at.
+        tell: Receives what is looked at.
 
     Raises:
         CommandError: AWS cannot be asked, or a sample is looked for outside the local cloud.

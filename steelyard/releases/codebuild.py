@@ -139,7 +139,7 @@ def run_builds(
     Args:
         aws: Where to.
         wanted: The results, with different labels and projects.
-        watcher: Told what goes on.
+        watcher: Receives the builds' progress.
         again: Labels of those whose finished builds do not count, because what they made is gone.
         poll_s: Seconds between two looks.
 
@@ -148,8 +148,8 @@ def run_builds(
 
     Raises:
         CommandError: A project or a build has other source, a build failed (the message has the end of its log), or
-            AWS refused. Builds that run go on.
-        KeyboardInterrupt: Builds that run go on; the watcher has been told so.
+            AWS refused. Running builds continue.
+        KeyboardInterrupt: Running builds continue, which the watcher has reported.
     """
     followed = [_Followed(aws, each, watcher, finished_counts=each.label not in again) for each in wanted]
     try:
@@ -161,7 +161,7 @@ def run_builds(
     except (KeyboardInterrupt, CommandError):
         for each in followed:
             if each.id is not None and each.finished is None and not each.ended:
-                watcher.note(each.wanted.label, f"goes on in CodeBuild as {each.id}; run this again to follow it")
+                watcher.note(each.wanted.label, f"continues in CodeBuild as {each.id}; run this again to follow it")
         raise
     return {each.wanted.label: each.finished for each in followed if each.finished is not None}
 

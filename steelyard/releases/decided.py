@@ -35,7 +35,7 @@ def decide_again(
         bucket: The environment's bucket of artifacts.
         note: What a person should know about it.
         folder: Where the manifest goes.
-        say: Told each step.
+        say: Receives each step.
 
     Returns:
         The release, and its file.

@@ -1,4 +1,4 @@
-"""Runs what a CodeBuild project would run on this machine, with the credentials of whoever asks."""
+"""Runs what a CodeBuild project would run on this machine, with the caller's credentials."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_builds_here(
     Args:
         aws: The account whose projects say what to run, and that gets the results.
         wanted: The results.
-        watcher: Told what goes on.
+        watcher: Receives the builds' progress.
         root: The checkout to build.
 
     Returns:

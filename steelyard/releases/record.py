@@ -130,7 +130,7 @@ def recorded(
     try:
         yield
     except BaseException as error:
-        # What went wrong is told by the error; a record that cannot be written now must not hide it.
+        # The error says what went wrong; a record that cannot be written now must not hide it.
         with suppress(CommandError):
             failed = {**said, "outcome": "failed", "fault": _fault(error)}
             _append(aws, environment, bucket=bucket, said=failed, occasion=occasion)

@@ -46,7 +46,7 @@ class Served:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables by which the server is told which decisions must be there."""
+        """The variables that tell the server which decisions must be there."""
         if not self.decisions:
             return {}
         return {DECISIONS_VARIABLE: content_sha256(each.content for each in self.decisions)}

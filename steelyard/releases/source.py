@@ -61,7 +61,7 @@ def read_checkout(root: Path = ROOT, *, allow_dirty: bool = False) -> Checkout:
     if (now := read_source(root)) != source:
         raise CommandError(
             f"what the builds are made of has changed while it was read: it was {_named(source)}, and is {_named(now)}",
-            hint="Wait until nobody changes this checkout, then run this again.",
+            hint="Wait until this checkout is no longer being changed, then run this again.",
         )
     return Checkout(source=source, asset=asset)
 
@@ -129,7 +129,7 @@ def check_committed(source: ReleaseSource, root: Path = ROOT) -> None:
 def _git(root: Path, *words: str) -> str:
     try:
         done = subprocess.run(  # noqa: S603 - fixed words
-            ["git", "-C", str(root), *words],  # noqa: S607 - the git of whoever works here
+            ["git", "-C", str(root), *words],  # noqa: S607 - the git of this machine
             capture_output=True,
             text=True,
             check=False,

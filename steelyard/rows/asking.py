@@ -24,7 +24,7 @@ BLOCK_BYTES = 8 << 20
 """Bytes of rows after which a block ends earlier, so that memory is bounded whatever the rows hold."""
 
 MOST_DECISIONS = 64
-"""Decisions of one request: what a server allows unless it is told otherwise."""
+"""Decisions of one request: what a server allows by default."""
 
 
 class Decides(Protocol):

@@ -228,7 +228,7 @@ def template_check(path: Path) -> Check:
         template, note = choose(None, default=values.get(key), named=named, bos_text="", eos_text="")
     except BadTemplateError as error:
         return Check(name="chat template", level=Level.FAILED, finding=str(error))
-    finding = f"{template.name}: {template.answer_position.told}"
+    finding = f"{template.name}: {template.answer_position.sentence}"
     try:
         frame(template)
     except NoFrameError as error:

@@ -23,7 +23,7 @@ POLL_S = 0.1
 
 
 def free_port(host: str, wanted: int) -> int:
-    """``wanted`` if nobody listens there, else a port that the system picks."""
+    """``wanted`` if it is free, else a port that the system picks."""
     for port in (wanted, 0):
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,7 +45,7 @@ def running_server(
         arguments: For ``steelyard serve``.
         url: Where it will answer.
         log: Receives what it prints.
-        waiting: Told the seconds waited so far, several times a second.
+        waiting: Receives the seconds waited so far, several times a second.
 
     Raises:
         CommandError: It stopped before it was ready (the end of its log is quoted), or was not ready in time.

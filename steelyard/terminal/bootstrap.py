@@ -17,7 +17,7 @@ def agree_to_bootstrap(aws: Aws, environment: Environment) -> None:
     """Ask, unless the account is bootstrapped already, or is a local cloud's.
 
     Raises:
-        CommandError: There is nobody to ask, or they do not agree.
+        CommandError: There is no terminal to ask on, or the answer was no.
     """
     account = aws.account()
     if account == LOCAL_ACCOUNT or is_bootstrapped(aws, environment):

@@ -181,7 +181,7 @@ def _template(asked: Asked) -> list[dict[str, Any]]:
     """The decisions that every state is asked."""
     counts = Counter(decision["id"] for decision in asked.decisions)
     if twice := [each for each, count in counts.items() if count > 1]:
-        raise usage(f"two decisions have the id {twice[0]!r}; the rows of the output could not be told apart")
+        raise usage(f"two decisions have the id {twice[0]!r}; the rows of the output could not be distinguished")
     common(asked.beside, of="one state")
     return [_without_state(decision) for decision in asked.decisions]
 
@@ -203,7 +203,7 @@ def _run(
                 advance(tally)
     except (KeyboardInterrupt, CommandError):
         if many.out is not None and not quiet:
-            console.note(f"{tally.rows} rows were written to {many.out}; go on with --resume")
+            console.note(f"{tally.rows} rows were written to {many.out}; continue with --resume")
         raise
     if tally.failed:
         raise CommandError(

@@ -335,7 +335,7 @@ def test_ctrl_c_keeps_what_was_found_and_writes_no_profile(tiny, tmp_path):
     if process.returncode == ExitCode.OK:
         pytest.fail("it was over before it could be interrupted")
     assert process.returncode == ExitCode.INTERRUPTED
-    assert "run it again to go on" in err
+    assert "run it again to continue" in err
     assert not out.exists()
     (kept,) = cache.glob("benchmarks/tune-*.json")
     assert json.loads(kept.read_text())["comparisons"]

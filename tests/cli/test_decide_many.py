@@ -178,7 +178,7 @@ def test_a_run_that_was_killed_is_continued(server, tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED, err
-    assert "go on with --resume" in err
+    assert "continue with --resume" in err
     assert "Traceback" not in err
     kept = out.read_bytes()
     assert kept.endswith(b"\n")

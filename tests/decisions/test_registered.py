@@ -297,7 +297,7 @@ def test_letters_that_can_never_be_asked_refuse_the_start(served: Served, tmp_pa
     write_decision(tmp_path / "support-route", contract(OLD_TEAMS))
     settings = load_settings(decisions=str(tmp_path))
     build_services(settings, served.engine)
-    with pytest.raises(RegistryError, match="support-route@2 has 3 options, and 2 can be told apart"):
+    with pytest.raises(RegistryError, match="support-route@2 has 3 options, and 2 can be kept apart"):
         build_services(load_settings(decisions=str(tmp_path), max_options=2), served.engine)
     unknown = tmp_path / "unknown.jinja"
     unknown.write_text("{% for m in messages %}{{ m.content }}{% endfor %}Here are my reasoning steps:\n")

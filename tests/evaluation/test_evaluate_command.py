@@ -151,7 +151,7 @@ def test_a_process_that_is_interrupted_leaves_its_answers(run: Run, server: Serv
     _, errors = process.communicate(timeout=60)
     assert not out.exists(), "it had not finished"
     assert process.returncode == ExitCode.INTERRUPTED, errors
-    assert "the same command goes on behind them" in errors
+    assert "the same command continues behind them" in errors
     before = kept.read_bytes().rpartition(b"\n")[0]
     code, _, errors = run(*command)
     assert code == ExitCode.OK, errors

@@ -211,7 +211,7 @@ def test_interrupted_the_builds_go_on_and_a_second_run_follows_them(account: Acc
     assert first.returncode == 130, said
     assert "Traceback" not in said
     (build,) = account.builds(IMAGE)
-    assert f"image cpu: goes on in CodeBuild as {build['id']}; run this again to follow it" in said
+    assert f"image cpu: continues in CodeBuild as {build['id']}; run this again to follow it" in said
     assert build["buildStatus"] == "IN_PROGRESS"
     assert not (tmp_path / "releases").exists()
 
@@ -354,7 +354,7 @@ def test_a_deployment_between_the_look_and_the_start_is_refused(
     first = WantedBuild(label="image cpu", project=account.projects[IMAGE], variables=revision, asset=account.asset)
     with pytest.raises(CommandError, match=f"the build ImageProjectCpu.* has other source.*: {OTHER}, not"):
         run_builds(aws, [first], heard, poll_s=0.05)
-    assert any("goes on in CodeBuild" in each for each in heard.notes)
+    assert any("continues in CodeBuild" in each for each in heard.notes)
     monkeypatch.undo()
     account.deploy_source(account.asset)
     deadline = time.monotonic() + 60

@@ -47,7 +47,7 @@ class Phase(_Strict):
     ] = []
     on_failure: Annotated[
         Literal["ABORT", "CONTINUE"] | None,
-        Field(alias="on-failure", description="ABORT ends the build, CONTINUE goes on to the next phase."),
+        Field(alias="on-failure", description="ABORT ends the build, CONTINUE starts the next phase."),
     ] = None
     runtime_versions: Annotated[
         dict[Literal["python"], str] | None, Field(alias="runtime-versions", description="Of Python only.")

@@ -223,7 +223,7 @@ class Run:
             "endTime": time.time(),
             "buildStatus": status,
         }
-        # Last: whoever sees this sees the rest.
+        # Last: a reader that sees this sees the rest.
         self.record["buildComplete"] = True
 
 

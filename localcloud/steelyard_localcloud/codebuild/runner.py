@@ -1,14 +1,14 @@
 """Runs a build specification on this machine, as CodeBuild does: ``python -m steelyard_localcloud.codebuild.runner``.
 
 Each command gets a shell of its own, which begins with the exported variables and the folder that the one before ended
-with. A variable that was not exported, a function or an alias does not go on to the next command, so that a
+with. A variable that was not exported, a function or an alias does not carry over to the next command, so that a
 specification that works here does not lean on more than CodeBuild documents.
 
 - A failed command ends its phase; ``finally`` runs all the same. A failed ``install`` or ``pre_build`` ends the build;
   a failed ``build`` is followed by ``post_build``, unless ``on-failure: ABORT`` says otherwise.
-- A build with a failed phase has failed, also where ``on-failure: CONTINUE`` let it go on.
+- A build with a failed phase has failed, also where ``on-failure: CONTINUE`` let it continue.
 - ``runtime-versions`` with Python gives a fresh virtual environment of the Python that runs this module, first on
-  ``PATH``. Its version is told in the log and not what was asked for: no Python is installed.
+  ``PATH``. The log names its version, not the one that was asked for: no Python is installed.
 - ``docker`` is ``docker_on_buildah`` where no Docker daemon answers.
 
 There is no container around the build: it runs as the caller, with the caller's files and network. Its temporary files
@@ -78,9 +78,9 @@ class PhaseResult:
 
     def shape(self) -> dict[str, Any]:
         """As CodeBuild tells it."""
-        told: dict[str, Any] = {"phaseType": self.phase.upper(), "startTime": self.start}
+        phase: dict[str, Any] = {"phaseType": self.phase.upper(), "startTime": self.start}
         if self.end is not None:
-            told |= {
+            phase |= {
                 "phaseStatus": self.status,
                 "endTime": self.end,
                 "durationInSeconds": round(self.end - self.start),
@@ -88,7 +88,7 @@ class PhaseResult:
                     {"statusCode": "COMMAND_EXECUTION_ERROR" if self.message else "", "message": self.message}
                 ],
             }
-        return told
+        return phase
 
 
 @dataclass

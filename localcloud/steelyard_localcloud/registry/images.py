@@ -27,7 +27,7 @@ from steelyard_localcloud.wire import Parameters, Response
 
 Record = dict[str, Any]
 
-_NOT_SCANNED = "The local cloud scans nothing: these findings are empty because nobody looked."
+_NOT_SCANNED = "The local cloud scans nothing: these findings are empty because nothing was looked for."
 _LAYERS = ("BatchCheckLayerAvailability",)
 _UPLOADS = ("CompleteLayerUpload", "InitiateLayerUpload", "UploadLayerPart")
 
@@ -167,7 +167,7 @@ class Images:
         return wire.answer({"authorizationData": [data]})
 
     def _layer_url(self, name: str, parameters: Parameters, token: str) -> Parameters:
-        """An address that gives a layer to whoever has it, for as long as a login lasts."""
+        """An address that gives a layer to every client that has it, for as long as a login lasts."""
         path = f"{host_of(get_account_id(), get_region())}/{name}/blobs/{parameters['layerDigest']}"
         address = self.access.registry
         return {

@@ -19,7 +19,7 @@ class Deployment:
     """Brings a new fleet into service.
 
     Args:
-        endpoint: The endpoint; its status is settled whatever happens.
+        endpoint: The endpoint; its status is final whatever happens.
         fleet: The new fleet, not yet started.
         longest_wait_s: Cap on every wait of the policy.
         cancelled: Whether the local cloud is ending.
@@ -38,18 +38,18 @@ class Deployment:
         try:
             self._fleet.start(cancelled=self._cancelled)
         except ServiceError as error:
-            self._endpoint.settle("Failed", error.message)
+            self._endpoint.finish("Failed", error.message)
             return
         self._endpoint.router.serve(self._fleet)
-        self._endpoint.settle("InService")
+        self._endpoint.finish("InService")
 
     def update(self, policy: Policy, *, instances: int, weight: float) -> None:
-        """Another fleet. Should it fail, the old one goes on serving and the endpoint says why."""
+        """Another fleet. If it fails, the old one continues to serve and the endpoint says why."""
         endpoint, old = self._endpoint, self._endpoint.router.main
         try:
             self._fleet.start(cancelled=self._cancelled)
         except ServiceError as error:
-            endpoint.settle("InService", error.message)
+            endpoint.finish("InService", error.message)
             return
         try:
             self._shift(policy)
@@ -58,12 +58,12 @@ class Deployment:
             self._fleet.note(f"rolled back: {error.message}")
             endpoint.router.serve(old)
             self._fleet.retire()
-            endpoint.settle("InService", error.message)
+            endpoint.finish("InService", error.message)
             return
         endpoint.config_name, endpoint.instances, endpoint.weight = self._fleet.config_name, instances, weight
         if old is not None:
             old.retire()
-        endpoint.settle("InService")
+        endpoint.finish("InService")
 
     def _shift(self, policy: Policy) -> None:
         for step in policy.steps:

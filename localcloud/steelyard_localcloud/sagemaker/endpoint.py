@@ -45,8 +45,8 @@ class Endpoint:
         """Its instance types; none before the first deployment."""
         return self.router.main.instance_types if self.router.main else ()
 
-    def settle(self, status: str, failure: str | None = None) -> None:
-        """End a change."""
+    def finish(self, status: str, failure: str | None = None) -> None:
+        """End a change with this status."""
         self.status, self.failure, self.modified_at, self.arriving = status, failure, time.time(), None
 
     def held(self, instance_type: str) -> int:

@@ -31,7 +31,7 @@ _SETTLED = ("InService", "Failed", "OutOfService")
 class Endpoints:
     """The endpoints of every account and region.
 
-    ``create``, ``update`` and ``delete`` answer at once, as SageMaker does, and go on in a thread; ``wait`` waits.
+    ``create``, ``update`` and ``delete`` answer at once, as SageMaker does, and continue in a thread; ``wait`` waits.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Endpoints:
         for wanted in parameters["DesiredWeightsAndCapacities"]:
             endpoint.instances = wanted.get("DesiredInstanceCount", endpoint.instances)
             endpoint.weight = wanted.get("DesiredWeight", endpoint.weight)
-        endpoint.settle("InService", endpoint.failure)
+        endpoint.finish("InService", endpoint.failure)
         return {"EndpointArn": endpoint.arn}
 
     def delete(self, parameters: Parameters) -> Parameters:
@@ -210,7 +210,7 @@ class Endpoints:
             try:
                 context.run(change)
             except BaseException as error:
-                endpoint.settle("Failed", f"The local cloud failed: {error!r}")
+                endpoint.finish("Failed", f"The local cloud failed: {error!r}")
                 done.set_exception(error)
             else:
                 done.set_result(None)

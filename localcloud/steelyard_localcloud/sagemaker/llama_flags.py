@@ -99,7 +99,7 @@ def settings(flags: Mapping[str, str], *, say: Callable[[str], None]) -> dict[st
 
 
 def _capacity(flags: Mapping[str, str]) -> dict[str, str]:
-    """llama-server divides its context among its slots; ours is told the share of one and the number of chats."""
+    """llama-server divides its context among its slots; ours takes the share of one and the number of chats."""
     result = {}
     parallel = _integer(_PARALLEL, flags[_PARALLEL]) if _PARALLEL in flags else 1
     if _PARALLEL in flags:

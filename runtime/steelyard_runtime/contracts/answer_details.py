@@ -15,7 +15,7 @@ class ModelIdentity(Protocol):
 
     @property
     def model_id(self) -> str:
-        """The name that callers are told."""
+        """The name in answers."""
         ...
 
     def summary(self) -> Open:

@@ -105,7 +105,7 @@ class Contract(Generic[AskedT, AnswerT]):
         name: In logs, metrics and traces of requests.
         prefix: Of its schemas' names in the OpenAPI document.
         paths: Its own paths, each with one line for people.
-        shape: How its bodies are told from others.
+        shape: How its bodies are recognised.
         request: The model of a body.
         answer: The type of an answer's body; of a streamed one's, where it was not streamed.
         errors: How it reports problems.

@@ -27,7 +27,7 @@ class FeedbackModel(Strict):
     use: Use = Field(description=USE)
     right: NonEmpty = Field(description="Id of the right option.")
     answered: NonEmpty | None = Field(
-        None, description="Id of the option that had been answered. Unless given, nobody can tell whether it was wrong."
+        None, description="Id of the option that had been answered. Unless given, it is not known whether it was wrong."
     )
     record: Annotated[StrictStr, StringConstraints(pattern=RECORD_PATTERN)] | None = Field(
         None, description="The request's id (`x-request-id`), with `/INDEX` where it had several decisions."

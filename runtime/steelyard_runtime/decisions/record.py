@@ -35,7 +35,7 @@ class RecordedOption(_Record):
 
 
 class RecordedText(_Record):
-    """The texts of a decision; only where the server was told to keep them."""
+    """The texts of a decision; only where `record_text` is on."""
 
     state: Annotated[str, Field(description="The state, as the model read it.")]
     instructions: Annotated[str, Field(description="The question.")]
@@ -92,7 +92,7 @@ class FeedbackRecord(_Record):
     id: Annotated[str, Field(description="Id of the request that brought it.")]
     decision: Annotated[str, Field(description="`NAME@VERSION`.")]
     contract_sha256: Annotated[str, Field(description="Hash of its contract.")]
-    record: Annotated[str | None, Field(description="Id of the answer's request or record; null where nobody said.")]
+    record: Annotated[str | None, Field(description="Id of the answer's request or record; null if not given.")]
     right: Annotated[str, Field(description="Id of the right option.")]
     answered: Annotated[str | None, Field(description="Id of the option that had been answered.")]
     overridden: Annotated[bool | None, Field(description="Another option was right; null where that is not known.")]

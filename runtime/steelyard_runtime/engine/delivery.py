@@ -49,7 +49,7 @@ class Delivery:
         """Drop the waiters that have left and fail those whose deadline has passed.
 
         Raises:
-            CallerLeftError: Nobody is left.
+            CallerLeftError: No caller is left.
         """
         gone, late = self._scheduler.drop_waiters(ticket)
         self._meter.counters.cancelled += len(gone)
@@ -96,7 +96,7 @@ def shared_decode_failed() -> Problem:
     """Return the problem of chats of which only one can have caused a fault, while the engine continues."""
     return Problem(
         Kind.ENGINE_FAILED,
-        "a decode that this answer shared with others failed, and the engine goes on; try again",
+        "a decode that this answer shared with others failed, and the engine continues; try again",
         retry_after_ms=1000,
     )
 

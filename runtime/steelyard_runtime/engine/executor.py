@@ -253,7 +253,7 @@ class Executor:
         return int(rate * SHARE_OF_DEADLINE * max(0.0, deadline - time.monotonic()))
 
     def _prepare(self, ticket: AnyTicket, run: ScoreRun, *, sequence: int) -> Ready | None:
-        """Evaluate all but the tail of the next question; None when that failed or nobody waits for it any more."""
+        """Evaluate all but the tail of the next question; None when that failed or its callers have left."""
         try:
             self._delivery.check_wanted(ticket)
             ticket.start()

@@ -51,7 +51,7 @@ class Generation:
         """Tell the caller; a caller that fails is one that has left."""
         try:
             self.on_event(event)
-        except Exception:  # whatever it raises, the engine's thread goes on
+        except Exception:  # whatever it raises, the engine's thread continues
             self.cancelled = True
 
     def done(self) -> None:
@@ -120,7 +120,7 @@ class Choice:
         """Choose the next token from ``logits`` and emit its text; True when the choice is finished.
 
         Raises:
-            JsonOutputError: The JSON that was asked for cannot go on from here.
+            JsonOutputError: The JSON that was asked for cannot continue from here.
         """
         sampling = self.generation.job.sampling
         token = self._choose(logits)

@@ -17,7 +17,7 @@ class Loop:
     Args:
         scheduler: Says what runs next.
         executor: Runs it.
-        delivery: Ends chats that nobody wants any more.
+        delivery: Ends chats whose callers have left.
         meter: Knows how long a decision usually takes.
     """
 

@@ -21,7 +21,7 @@ _SUFFIX = ".gguf"
 _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.IGNORECASE)
 _NAMES_SHOWN = 8
 _CHUNK_BYTES = 1 << 22
-# general.type of files that go beside a model, and what a reader should be told they are.
+# general.type of files that go beside a model, and what messages call them.
 _COMPANIONS = {
     "mmproj": "a multimodal projector",
     "adapter": "an adapter (LoRA)",

@@ -33,7 +33,7 @@ class Finding:
 
     Attributes:
         recomputed: Between a prompt and the same prompt evaluated again.
-        shared: Between it and what goes on from a snapshot, also in the middle of a chat's decode; None when it was
+        shared: Between it and what continues from a snapshot, also in the middle of a chat's decode; None when it was
             not tried.
         together: Between it and what shares a decode with another prompt; None when decisions do not.
         comparisons: How many pairs of vectors were compared.
@@ -58,7 +58,7 @@ def examine(
     Args:
         context: The decisions' context; nothing else uses it meanwhile.
         share: Try snapshots too.
-        chats: The chats' context; there, that a sequence goes on in another one, and that its decodes can be stopped.
+        chats: The chats' context; there, that a sequence continues in another one, and that its decodes can be stopped.
         together: Try two prompts in one decode too.
         decoding: Entered around each decode with its number of tokens.
 
@@ -109,7 +109,7 @@ def prompt(vocabulary: Vocabulary, tokens: int) -> list[int]:
 
 
 def _texts(context: Context) -> tuple[list[int], list[list[int]]]:
-    """A fixed beginning and two ways to go on; no control tokens, and no more than the context holds."""
+    """A fixed beginning and two continuations; no control tokens, and no more than the context holds."""
     at = min(PREFIX_TOKENS, context.shape.sequence_tokens - max(TAIL_TOKENS))
     tokens = prompt(context.model.vocabulary, at + TAIL_SKIPS[-1] + TAIL_TOKENS[-1])
     prefix = tokens[:at]

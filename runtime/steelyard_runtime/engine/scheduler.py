@@ -195,7 +195,7 @@ class Scheduler:
         return self.pop_ticket()
 
     def pop_ticket(self) -> AnyTicket | None:
-        """Take the next ticket, whoever's turn it is; None when none waits."""
+        """Take the next ticket; None when none waits."""
         with self._changed:
             return self._tickets.pop() if self._tickets else None
 
@@ -219,7 +219,7 @@ class Scheduler:
             push(ticket, caller=ticket.caller)
 
     def seal(self, ticket: AnyTicket) -> None:
-        """Let no caller join a ticket any more: its result is there, or nobody waits for it."""
+        """Let no caller join a ticket any more: its result is there, or its callers have left."""
         with self._changed:
             self._seal(ticket)
 

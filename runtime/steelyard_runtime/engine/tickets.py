@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class CallerLeftError(Exception):
-    """Nobody waits for the running work any more."""
+    """The running work has no caller left."""
 
 
 @dataclass(slots=True, eq=False)

@@ -44,7 +44,7 @@ class Vitals:
         return cls(context, tokens, _evaluate(context, tokens, 0), noise)
 
     def prove(self, sequence: int, *, decoding: Callable[[int], AbstractContextManager[object]]) -> None:
-        """Evaluate the text again, in a sequence that nobody needs; it is emptied before and after.
+        """Evaluate the text again, in an unused sequence; it is emptied before and after.
 
         Raises:
             EngineBrokenError: The values differ by more than the noise, or there are none.

@@ -91,7 +91,7 @@ class Connections:
 
     @property
     def full(self) -> bool:
-        """Tell whether as many requests are in progress as may be; then only the server's own state is told."""
+        """Tell whether as many requests are in progress as may be; then only the server's own state is answered."""
         return self.limit is not None and self._working >= self.limit
 
     def states(self) -> dict[State, int]:

@@ -29,7 +29,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     finally:
         for task in (working, leaving):
             task.cancel()
-        # Wait for the cancellation, so that the engine has been told before this request is over.
+        # Wait for the cancellation, so that the engine knows before this request is over.
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 

@@ -66,7 +66,7 @@ DEAD_ENGINE_GRACE_S = 5.0
 
 
 def serve(settings: Settings) -> int:
-    """Serve until told to stop, or until the engine is no more.
+    """Serve until a signal to stop, or until the engine ends.
 
     Returns:
         The process's exit status, see the module's text.
@@ -241,7 +241,7 @@ class _Process:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop.is_set():
-            # Asked twice: nobody is interested in the rest any more.
+            # Asked twice: stop at once.
             self._log.warning("stopping_now", signal=number.name)
             _drain(self._sink)
             os._exit(FAILED)

@@ -61,7 +61,7 @@ class Headings:
 
 
 PLAIN_HEADINGS = Headings(state="Input:\n", question="Question: ", options="Options:\n", mark=")")
-"""A model without a template only goes on with a text. Without these it does not see that the letters are labels."""
+"""A model without a template only continues a text. Without these it does not see that the letters are labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def frame(template: Template) -> PromptFrame:
     if len(places) != 1 or pieces[places[0]].text.count(_PLACE) != 1:
         raise NoFrameError("the chat template does not show a user's text once and unchanged")
     if template.answer_position.rule == "unknown" or places[0] == len(pieces) - 1:
-        raise NoFrameError(template.answer_position.told)
+        raise NoFrameError(template.answer_position.sentence)
     at = places[0]
     head, _, rest = pieces[at].text.partition(_PLACE)
     before = [*pieces[:at], Piece(head)]

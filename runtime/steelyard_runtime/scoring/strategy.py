@@ -23,7 +23,7 @@ class Prompt:
 
     Attributes:
         before: The beginning of every prompt of the strategy; never a caller's text.
-        shared: What prompts of other questions, or on other states, may go on with too; may be empty.
+        shared: What prompts of other questions, or on other states, may continue from, too; may be empty.
         rest: The rest, up to the position that is read.
         private: ``shared`` holds the state, so that it serves its caller only.
         kept: The hidden state at its end is kept for later decisions of all callers; it has no caller's state in it.

@@ -37,7 +37,7 @@ from steelyard_runtime.settings import Settings
 class Generation:
     """One running job: an asynchronous iterator of ``Delta``, ``Finished`` and, at the end, ``Done``.
 
-    Whoever stops listening stops the job: ``cancel``, leaving ``async with``, a cancelled task, or losing the last
+    Not listening any more stops the job: ``cancel``, leaving ``async with``, a cancelled task, or losing the last
     reference. Iterating raises ``Problem`` when the job fails.
 
     Args:
@@ -123,7 +123,7 @@ class Generation:
             cancel()
 
     def cancel(self) -> None:
-        """Stop the job, if it still runs; whoever waits for its next event gets a ``Problem``. Event loop only."""
+        """Stop the job, if it still runs; a wait for its next event gets a ``Problem``. Event loop only."""
         self._guard.cancel()
         if not self._over:
             self._over = True

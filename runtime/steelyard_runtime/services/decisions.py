@@ -137,7 +137,7 @@ class DecisionService:
             options, most = len(each.contract.options), self._readers[each.readout].most_options
             if options > most:
                 raise RegistryError(
-                    f"the decision {name} has {options} options, and {most} can be told apart here: the vocabulary has "
+                    f"the decision {name} has {options} options, and {most} can be kept apart here: the vocabulary has "
                     "no more letters, or the setting max_options is lower. Take options out, or fit a head"
                 )
 
@@ -313,7 +313,7 @@ class DecisionService:
         return _Prepared(question, strategy, reader, asked, prompts, kept, layout, sha256, asked_sha256)
 
     def _tokenized(self, prompt: Prompt, work: Tokenizing, *, hidden: bool) -> ScorePrompt:
-        """The prompt in tokens, cut where others may go on."""
+        """The prompt in tokens, cut where others may continue."""
         before = self._begun.get(prompt.before)
         if before is None:  # so many as the strategies have: callers have no part in it
             before = self._begun[prompt.before] = Segment(tuple(self._engine.encode(prompt.before, start=True)))
@@ -369,13 +369,13 @@ def _likeliest(question: Question, answer: Answer) -> str:
 
 
 def _shared(score: Score) -> Score:
-    """A score as it is told to the next question of the request that has the same prompt: nothing was evaluated."""
+    """A score for the next question of the request that has the same prompt: nothing was evaluated."""
     tokens = TokenCounts(prompt=score.tokens.prompt, evaluated=0, reused=score.tokens.prompt)
     return replace(score, tokens=tokens, engine_ms=0.0)
 
 
 def _given_again(answer: Answer, *, total_ms: float) -> Answer:
-    """A kept answer, as it is told to the next one who asks."""
+    """A kept answer, for the next request that asks for it."""
     tokens = TokenCounts(prompt=answer.tokens.prompt, evaluated=0, reused=answer.tokens.prompt)
     shadow = None if answer.shadow is None else replace(answer.shadow, evaluated=0)
     timing = Timing(queue_ms=0.0, engine_ms=0.0, total_ms=total_ms)

@@ -26,7 +26,7 @@ class End:
 
     Attributes:
         tokens: The prompt's.
-        score: What is told of it from then on: nothing was evaluated.
+        score: Its score from then on: nothing was evaluated.
     """
 
     tokens: ScorePrompt
@@ -60,7 +60,7 @@ class KeptEnds:
             raise ValueError("a prompt whose hidden state was not asked for cannot be kept")
         count = len(tokens)
         size = score.hidden.nbytes + 8 * count + sum(len(piece.text) for piece in prompt.rest)
-        told = replace(
+        kept = replace(
             score,
             logits=_NO_LOGITS,
             tokens=TokenCounts(prompt=count, evaluated=0, reused=count),
@@ -70,7 +70,7 @@ class KeptEnds:
         with self._lock:
             if (old := self._kept.pop(prompt, None)) is not None:
                 self._bytes -= old[1]
-            self._kept[prompt] = End(tokens, told), size
+            self._kept[prompt] = End(tokens, kept), size
             self._bytes += size
             while self._bytes > self._most:
                 self._bytes -= self._kept.popitem(last=False)[1][1]

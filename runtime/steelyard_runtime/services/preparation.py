@@ -130,7 +130,7 @@ class Preparing:
             self._preparation.leave(self)
 
     def check(self) -> None:
-        """Raise if nobody waits for the result. Safe from any thread.
+        """Raise if no caller waits for the result. Safe from any thread.
 
         Raises:
             Problem: DEADLINE.
@@ -231,7 +231,7 @@ class Preparation:
     def _busy(self, *, large: bool, size: int) -> Problem:
         stages: tuple[Stage, ...] = ("large", "large texts") if large else ("small", "chat")
         seconds = max(self._lanes[stage].seconds * (1 + self._lanes[stage].waiting) for stage in stages)
-        told = (
+        occupied = (
             f"large bodies of {self._taken[True]} bytes are waiting to be read and {self._most[True]} may "
             f"(max_waiting_mib); this one has {size}"
             if large
@@ -239,7 +239,7 @@ class Preparation:
         )
         return Problem(
             Kind.BUSY,
-            f"{told}. Callers without a name have a part of that. Try again later.",
+            f"{occupied}. Callers without a name have a part of that. Try again later.",
             retry_after_ms=max(SOONEST_MS, math.ceil(seconds * 1000)),
         )
 

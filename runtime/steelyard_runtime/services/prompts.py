@@ -11,7 +11,7 @@ from steelyard_runtime.errors import Kind, Problem, over_budget
 from steelyard_runtime.settings import Settings
 
 COUNTED_BYTES = 64 << 10
-"""Up to here a prompt's tokens are counted even if there must be too many: a caller is told both numbers."""
+"""Up to here a prompt's tokens are counted even if there must be too many: the refusal has both numbers."""
 
 
 def prompt_sha256(*parts: Sequence[int]) -> str:

@@ -33,7 +33,7 @@ def too_late() -> Problem:
 
 
 async def answered(future: Future[T], *, deadline: float) -> T:
-    """The engine's answer. Whoever stops waiting, here or by cancelling this, cancels ``future``: the engine drops it.
+    """The engine's answer. To stop waiting, here or by cancelling this, cancels ``future``: the engine drops it.
 
     Raises:
         Problem: DEADLINE, a little after ``deadline``; or whatever the engine failed with.

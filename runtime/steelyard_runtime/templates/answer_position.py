@@ -60,7 +60,7 @@ class AnswerPosition:
         return f"+{self.rule}" if self.appended else ""
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         """The rule in words, for a person."""
         shown = repr(self.cue[-_SHOWN:])
         match self.rule:

@@ -68,7 +68,7 @@ class TemplateProcesses:
             request: ``want`` (``render``, ``compile``, ``review``), ``source``, and what ``worker`` needs for it.
             convert: Makes the result of the child's answer. ``fault`` in that is ``time``, ``memory``, ``output``,
                 ``died``, or with ``words`` ``compile``, ``refused`` or ``failed``.
-            caller: Who asks; callers take turns.
+            caller: Name of the caller; callers take turns.
 
         Raises:
             Problem: BUSY, when too many wait.
@@ -202,7 +202,7 @@ class _Child:
         self._process.kill()
 
     def end(self) -> None:
-        """Kill the process and wait for its end; nobody may be asking it anything."""
+        """Kill the process and wait for its end; no request may be running in it."""
         self.kill()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:

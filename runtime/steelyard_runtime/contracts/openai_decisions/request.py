@@ -279,7 +279,7 @@ class Level(Strict):
 
 
 def _readable_levels(levels: list[Level]) -> list[Level]:
-    # Levels are told apart by their order, so that equal ones are allowed.
+    # Levels are distinguished by their order, so that equal ones are allowed.
     for level in levels:
         check_names([level.label], "label")
     return levels

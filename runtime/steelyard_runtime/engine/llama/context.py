@@ -93,7 +93,7 @@ class DecodeInterrupter:
         self.callback = L.ggml_backend_sched_eval_callback(self._called)  # kept: C holds only a pointer
 
     def _called(self, _node: int, ask: bool, _data: int) -> bool:
-        if self._between is None or self._error is not None:  # after an error llama.cpp goes on with the next batch
+        if self._between is None or self._error is not None:  # after an error llama.cpp continues with the next batch
             return False
         if ask:
             self._nodes += 1
@@ -265,7 +265,7 @@ class Context:
         """The embedding of one batch of a text, pooled over these tokens, not normalised; ``(embedding_size,)``.
 
         Args:
-            tokens: At most ``batch_tokens``; they go on in sequence 0, which is emptied for the first ones.
+            tokens: At most ``batch_tokens``; they continue sequence 0, which is emptied for the first ones.
             position: Of the first of them.
         """
         if not position:

@@ -1,4 +1,4 @@
-"""Write log lines without ever waiting for who reads them.
+"""Write log lines without ever waiting for their reader.
 
 A pipe that nobody reads is full after 64 KiB, and then a write to it never returns. So lines wait in a bounded queue
 for a thread that may be stuck, and what does not fit is dropped and counted.

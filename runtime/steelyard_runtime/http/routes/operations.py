@@ -1,4 +1,4 @@
-"""For whoever runs the server: readiness, metrics, identity, models, Batch Transform's parameters, the API document."""
+"""For operators: readiness, metrics, identity, models, Batch Transform's parameters, the API document."""
 
 from __future__ import annotations
 
