@@ -14,6 +14,9 @@ from steelyard_constructs.environment_key import EnvironmentKey
 class ArtifactStack(EnvironmentStack):
     """The bucket and the key that every other stack of the environment builds on.
 
+    Args:
+        environment: The environment.
+
     Attributes:
         encryption_key: The environment's KMS key; None where AWS's own keys are used.
         store: The artifacts.
@@ -21,12 +24,6 @@ class ArtifactStack(EnvironmentStack):
     """
 
     def __init__(self, scope: cdk.App, environment: Environment) -> None:
-        """Make the stack.
-
-        Args:
-            scope: The app.
-            environment: The environment.
-        """
         super().__init__(scope, "Artifacts", environment=environment, description="model artifacts and their key")
         self.encryption_key = self._encryption_key()
         self.store = ArtifactStore(

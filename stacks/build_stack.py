@@ -27,6 +27,12 @@ BUILDSPECS = ROOT / "images"
 class BuildStack(EnvironmentStack):
     """CodeBuild projects, started by people or by the command line; the registry, where images are built here.
 
+    Args:
+        environment: The environment.
+        bases: The published containers that our images are built on.
+        artifacts: Where models are published to.
+        encryption_key: The environment's key.
+
     Attributes:
         repository: The registry of our image; None where another account's is used.
     """
@@ -40,15 +46,6 @@ class BuildStack(EnvironmentStack):
         artifacts: s3.IBucket,
         encryption_key: kms.IKey | None,
     ) -> None:
-        """Make the stack.
-
-        Args:
-            scope: The app.
-            environment: The environment.
-            bases: The published containers that our images are built on.
-            artifacts: Where models are published to.
-            encryption_key: The environment's key.
-        """
         super().__init__(scope, "Build", environment=environment, description="models and images")
         self.repository = self._repository(encryption_key)
         if not (environment.builds.models or environment.builds.images):

@@ -50,6 +50,12 @@ class Shared:
 class EndpointStack(EnvironmentStack):
     """One endpoint of the environment, serving what the release says.
 
+    Args:
+        environment: The environment.
+        name: Name of one of its endpoints.
+        release: What is deployed.
+        shared: What its endpoints share.
+
     Attributes:
         endpoint: The endpoint.
     """
@@ -57,15 +63,6 @@ class EndpointStack(EnvironmentStack):
     def __init__(
         self, scope: cdk.App, environment: Environment, *, name: str, release: Release, shared: Shared
     ) -> None:
-        """Make the stack.
-
-        Args:
-            scope: The app.
-            environment: The environment.
-            name: Name of one of its endpoints.
-            release: What is deployed.
-            shared: What its endpoints share.
-        """
         self._declared = environment.endpoints[name]
         super().__init__(
             scope, f"Endpoint-{name}", environment=environment, description=f"{self._declared.kind} endpoint {name}"

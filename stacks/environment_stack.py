@@ -19,17 +19,15 @@ RETENTION = dict(zip(LOG_RETENTION_DAYS, logs.RetentionDays, strict=False))
 
 
 class EnvironmentStack(cdk.Stack):
-    """A stack of one environment: its name, account, region and tag follow from it."""
+    """A stack of one environment: its name, account, region and tag follow from it.
+
+    Args:
+        part: What part of the environment it is, such as ``Artifacts``.
+        environment: The environment.
+        description: What it holds, for the console.
+    """
 
     def __init__(self, scope: cdk.App, part: str, *, environment: Environment, description: str) -> None:
-        """Make the stack.
-
-        Args:
-            scope: The app.
-            part: What part of the environment it is, such as ``Artifacts``.
-            environment: The environment.
-            description: What it holds, for the console.
-        """
         super().__init__(
             scope,
             environment.stack_name(part),

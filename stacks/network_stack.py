@@ -18,6 +18,11 @@ SECURITY_GROUP_OUTPUT = "SecurityGroupId"
 class NetworkStack(EnvironmentStack):
     """A VPC without any way out, or one that exists; and in it a security group that outlives the endpoints.
 
+    Args:
+        environment: The environment.
+        network: What it says about its network.
+        encryption_key: Its key, for the log of flows.
+
     Attributes:
         vpc: The VPC.
         subnets: The subnets of the endpoints.
@@ -32,14 +37,6 @@ class NetworkStack(EnvironmentStack):
         network: CreatedNetwork | ExistingNetwork,
         encryption_key: kms.IKey | None,
     ) -> None:
-        """Make the stack.
-
-        Args:
-            scope: The app.
-            environment: The environment.
-            network: What it says about its network.
-            encryption_key: Its key, for the log of flows.
-        """
         self._zones = network.zones if isinstance(network, CreatedNetwork) else len(network.subnets)
         super().__init__(scope, "Network", environment=environment, description="the network of the endpoints")
         self.vpc = self._vpc(network, encryption_key)

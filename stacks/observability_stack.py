@@ -17,18 +17,15 @@ from steelyard_constructs.hardware import Hardware
 class ObservabilityStack(EnvironmentStack):
     """Deployed before the endpoints, whose alarms publish to its topic. It knows them by their names only.
 
+    Args:
+        environment: The environment.
+        encryption_key: Its key, for the topic.
+
     Attributes:
         alarms: The topic of all alarms.
     """
 
     def __init__(self, scope: cdk.App, environment: Environment, *, encryption_key: kms.IKey | None) -> None:
-        """Make the stack.
-
-        Args:
-            scope: The app.
-            environment: The environment.
-            encryption_key: Its key, for the topic.
-        """
         super().__init__(scope, "Observability", environment=environment, description="alarms, dashboard, budget")
         self.alarms = AlarmTopic(self, "Alarms", emails=environment.alarms.emails, encryption_key=encryption_key)
         self.output("AlarmTopicArn", self.alarms.topic.topic_arn, "Topic of all alarms")

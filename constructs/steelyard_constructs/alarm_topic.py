@@ -16,6 +16,11 @@ class AlarmTopic(Construct):
 
     Each address gets a mail from AWS and hears nothing until its owner confirms.
 
+    Args:
+        emails: Addresses that alarms are mailed to.
+        encryption_key: A KMS key that CloudWatch and Budgets may use (``EnvironmentKey`` is one); without one, SNS
+            encrypts with its own.
+
     Example:
         >>> import aws_cdk as cdk
         >>> from steelyard_constructs.alarm_topic import AlarmTopic
@@ -31,15 +36,6 @@ class AlarmTopic(Construct):
     def __init__(
         self, scope: Construct, id: str, *, emails: Sequence[str] = (), encryption_key: kms.IKey | None = None
     ) -> None:
-        """Make the topic.
-
-        Args:
-            scope: The parent.
-            id: The identifier in the parent.
-            emails: Addresses that alarms are mailed to.
-            encryption_key: A KMS key that CloudWatch and Budgets may use (``EnvironmentKey`` is one); without one, SNS
-                encrypts with its own.
-        """
         super().__init__(scope, id)
         self.topic = sns.Topic(self, "Topic", enforce_ssl=True, master_key=encryption_key)
         self.topic.add_to_resource_policy(

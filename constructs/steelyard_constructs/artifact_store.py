@@ -25,6 +25,16 @@ class ArtifactStore(Construct):
     The bucket of access logs is encrypted with S3's own key whatever ``encryption_key`` is, because S3 does not deliver
     access logs to a bucket whose default is a KMS key.
 
+    Args:
+        removal_policy: ``DESTROY`` or ``RETAIN``, for both buckets.
+        bucket_name: The name of the bucket of artifacts; without one, CloudFormation makes it up.
+        encryption_key: A KMS key for the artifacts; without one, S3's own key.
+        noncurrent_days: How long overwritten and deleted objects can be brought back, in days.
+        access_log_days: How long access logs are kept, in days.
+
+    Raises:
+        Refused: Another removal policy, or a number of days below 1.
+
     Example:
         >>> import aws_cdk as cdk
         >>> from steelyard_constructs.artifact_store import ArtifactStore
@@ -48,20 +58,6 @@ class ArtifactStore(Construct):
         noncurrent_days: int = 30,
         access_log_days: int = 90,
     ) -> None:
-        """Make both buckets.
-
-        Args:
-            scope: The parent.
-            id: The identifier in the parent.
-            removal_policy: ``DESTROY`` or ``RETAIN``, for both buckets.
-            bucket_name: The name of the bucket of artifacts; without one, CloudFormation makes it up.
-            encryption_key: A KMS key for the artifacts; without one, S3's own key.
-            noncurrent_days: How long overwritten and deleted objects can be brought back, in days.
-            access_log_days: How long access logs are kept, in days.
-
-        Raises:
-            Refused: Another removal policy, or a number of days below 1.
-        """
         super().__init__(scope, id)
         check_removal_policy("a bucket", removal_policy)
         for name, days in (("noncurrent_days", noncurrent_days), ("access_log_days", access_log_days)):

@@ -39,6 +39,9 @@ class BucketEmptier(Construct):
     On deletion the bucket's policy goes first, which ends the delivery of access logs; then the objects; then the
     bucket.
 
+    Args:
+        log_retention: How long its log is kept while the stack exists.
+
     Example:
         >>> import aws_cdk as cdk
         >>> from aws_cdk import aws_s3 as s3
@@ -59,13 +62,6 @@ class BucketEmptier(Construct):
     def __init__(
         self, scope: Construct, id: str, *, log_retention: logs.RetentionDays = logs.RetentionDays.ONE_MONTH
     ) -> None:
-        """Make the function; it may do nothing until ``watch`` is called.
-
-        Args:
-            scope: The parent.
-            id: The identifier in the parent.
-            log_retention: How long its log is kept while the stack exists.
-        """
         super().__init__(scope, id)
         self.log_group = logs.LogGroup(self, "Log", retention=log_retention, removal_policy=cdk.RemovalPolicy.DESTROY)
         made = inline_function(

@@ -58,6 +58,17 @@ class BuildProject(Construct):
 
     The L1 resource is used, because what the L2 one grants by itself has ``*`` in its actions.
 
+    Args:
+        props: Its source, its specification, and how it is kept.
+        description: What it does, for the console.
+        architecture: The architecture of the machine.
+        environment: Variables of every build; plain text, so no secrets.
+        docker: Whether builds run Docker, which needs privileged mode.
+        compute_type: CodeBuild's size of the machine.
+
+    Raises:
+        Refused: The build specification is missing or not version 0.2.
+
     Example:
         >>> from pathlib import Path
         >>> import aws_cdk as cdk
@@ -96,21 +107,6 @@ class BuildProject(Construct):
         docker: bool = False,
         compute_type: str = "BUILD_GENERAL1_MEDIUM",
     ) -> None:
-        """Make the project.
-
-        Args:
-            scope: The parent.
-            id: The identifier in the parent.
-            props: Its source, its specification, and how it is kept.
-            description: What it does, for the console.
-            architecture: The architecture of the machine.
-            environment: Variables of every build; plain text, so no secrets.
-            docker: Whether builds run Docker, which needs privileged mode.
-            compute_type: CodeBuild's size of the machine.
-
-        Raises:
-            Refused: The build specification is missing or not version 0.2.
-        """
         super().__init__(scope, id)
         stack = cdk.Stack.of(self)
         self.log_group = logs.LogGroup(

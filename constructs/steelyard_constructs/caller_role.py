@@ -21,6 +21,11 @@ class CallerRole(Construct):
     OpenAI-compatible path) needs ``sagemaker:InvokeEndpoint`` on the endpoint and ``sagemaker:CallWithBearerToken``,
     which has no resource, and gets exactly these two.
 
+    Args:
+        assumed_by: Who may assume it.
+        endpoints: ARNs of endpoints that it may invoke from the start.
+        bearer_token: Whether it calls with bearer tokens instead of signed requests.
+
     Example:
         >>> import aws_cdk as cdk
         >>> from aws_cdk import aws_iam as iam
@@ -42,15 +47,6 @@ class CallerRole(Construct):
         endpoints: Sequence[str] = (),
         bearer_token: bool = False,
     ) -> None:
-        """Make the role.
-
-        Args:
-            scope: The parent.
-            id: The identifier in the parent.
-            assumed_by: Who may assume it.
-            endpoints: ARNs of endpoints that it may invoke from the start.
-            bearer_token: Whether it calls with bearer tokens instead of signed requests.
-        """
         super().__init__(scope, id)
         self._bearer_token = bearer_token
         self.role = iam.Role(self, "Role", assumed_by=assumed_by, description="Invokes Steelyard endpoints")

@@ -120,6 +120,15 @@ class ChatFlags:
 class ChatEndpoint(Endpoint):
     """OpenAI chat from one GGUF model, with the published container as it is.
 
+    Args:
+        model: The model, in S3 with its ``file`` named, or from a hub, which turns network isolation off.
+        props: Its properties. ``environment`` may hold further ``SM_LLAMA_CPP_*``.
+        flags: Flags of the server.
+
+    Raises:
+        Refused: A value, or a combination, that SageMaker would refuse or with which the container would not
+            serve.
+
     Example:
         >>> import aws_cdk as cdk
         >>> from steelyard_constructs.chat_endpoint import ChatEndpoint, ChatFlags
@@ -155,19 +164,6 @@ class ChatEndpoint(Endpoint):
         props: EndpointProps,
         flags: ChatFlags | None = None,
     ) -> None:
-        """Make the endpoint.
-
-        Args:
-            scope: Parent.
-            id: Name within it.
-            model: The model, in S3 with its ``file`` named, or from a hub, which turns network isolation off.
-            props: Its properties. ``environment`` may hold further ``SM_LLAMA_CPP_*``.
-            flags: Flags of the server.
-
-        Raises:
-            Refused: A value, or a combination, that SageMaker would refuse or with which the container would not
-                serve.
-        """
         own = _source_environment(model)
         own |= (flags or ChatFlags()).environment()
         if (threads := props.threads) is not None:

@@ -16,6 +16,14 @@ class CostBudget(Construct):
 
     AWS knows the costs of a tag only after the tag was activated for cost allocation, once for each payer account.
 
+    Args:
+        monthly_usd: The limit, in US dollars a month.
+        tag: Key and value of the tag whose costs count.
+        emails: Addresses that are mailed; 1 to 10.
+
+    Raises:
+        Refused: A limit below 1, or a number of addresses that Budgets does not take.
+
     Example:
         >>> import aws_cdk as cdk
         >>> from steelyard_constructs.cost_budget import CostBudget
@@ -33,18 +41,6 @@ class CostBudget(Construct):
     def __init__(
         self, scope: Construct, id: str, *, monthly_usd: int, tag: tuple[str, str], emails: Sequence[str]
     ) -> None:
-        """Make the budget.
-
-        Args:
-            scope: The parent.
-            id: The identifier in the parent.
-            monthly_usd: The limit, in US dollars a month.
-            tag: Key and value of the tag whose costs count.
-            emails: Addresses that are mailed; 1 to 10.
-
-        Raises:
-            Refused: A limit below 1, or a number of addresses that Budgets does not take.
-        """
         super().__init__(scope, id)
         check_whole("monthly_usd", monthly_usd)
         if monthly_usd < 1:

@@ -14,6 +14,14 @@ from steelyard_constructs.refusal import Refused
 class DecisionEndpoint(Endpoint):
     """Decisions (and chat) from one GGUF model, on x86 processors, Graviton or GPUs.
 
+    Args:
+        model: The model, in S3.
+        props: Its properties. The server refuses to start with fewer ``gpu_layers`` than given.
+
+    Raises:
+        Refused: A value, or a combination, that SageMaker would refuse or with which the container would not
+            serve.
+
     Example:
         >>> import aws_cdk as cdk
         >>> from steelyard_constructs.decision_endpoint import DecisionEndpoint
@@ -39,18 +47,6 @@ class DecisionEndpoint(Endpoint):
     """
 
     def __init__(self, scope: Construct, id: str, *, model: ModelArtifact, props: EndpointProps) -> None:
-        """Make the endpoint.
-
-        Args:
-            scope: Parent.
-            id: Name within it.
-            model: The model, in S3.
-            props: Its properties. The server refuses to start with fewer ``gpu_layers`` than given.
-
-        Raises:
-            Refused: A value, or a combination, that SageMaker would refuse or with which the container would not
-                serve.
-        """
         check_gpu_layers(props.gpu_layers, props.hardware, needed=True)
         for fault in decision_port_faults(props.environment):
             raise Refused(fault)

@@ -92,6 +92,15 @@ class Endpoint(Construct):
     properties can be changed in place) and moves the endpoint, whose name stays, from the old to the new. The instance
     count that scaling has reached is kept (``RetainAllVariantProperties``); without scaling, a new count is set.
 
+    Args:
+        props: Its properties.
+        source: Where the model comes from.
+        own_environment: Variables that the kind of endpoint sets; ``environment`` may not repeat them.
+
+    Raises:
+        Refused: A value, or a combination, that SageMaker would refuse or with which the container would not
+            serve.
+
     Attributes:
         model: The model.
         config: The endpoint configuration.
@@ -114,19 +123,6 @@ class Endpoint(Construct):
         source: ModelArtifact | HubModel,
         own_environment: Mapping[str, str],
     ) -> None:
-        """Make the endpoint.
-
-        Args:
-            scope: Parent.
-            id: Name within it.
-            props: Its properties.
-            source: Where the model comes from.
-            own_environment: Variables that the kind of endpoint sets; ``environment`` may not repeat them.
-
-        Raises:
-            Refused: A value, or a combination, that SageMaker would refuse or with which the container would not
-                serve.
-        """
         super().__init__(scope, id)
         _check_name(props.endpoint_name)
         region = _known(Stack.of(self).region)

@@ -22,6 +22,15 @@ RUNBOOK = "docs/how-to/runbook.md"
 class EndpointAlarms(Construct):
     """Tells apart what went wrong: the model's answers, the container, the callers, speed, the instances.
 
+    Args:
+        endpoint_name: The endpoint's name.
+        variant_name: Its variant.
+        topic: Notified when an alarm goes off and when it is over.
+        thresholds: When they go off.
+
+    Raises:
+        Refused: A threshold is not positive, or a share is above 100 %.
+
     Attributes:
         failures: Share of requests that failed through no fault of the caller (metric math).
         server_errors: The container answers 5xx: it is broken, or busy beyond its queue.
@@ -60,19 +69,6 @@ class EndpointAlarms(Construct):
         topic: sns.ITopic | None = None,
         thresholds: Thresholds | None = None,
     ) -> None:
-        """Make the alarms.
-
-        Args:
-            scope: Parent.
-            id: Name within it.
-            endpoint_name: The endpoint's name.
-            variant_name: Its variant.
-            topic: Notified when an alarm goes off and when it is over.
-            thresholds: When they go off.
-
-        Raises:
-            Refused: A threshold is not positive, or a share is above 100 %.
-        """
         super().__init__(scope, id)
         limits = thresholds or Thresholds()
         check_thresholds(limits)

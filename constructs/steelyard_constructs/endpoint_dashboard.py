@@ -40,6 +40,13 @@ class Shown:
 class EndpointDashboard(Construct):
     """Requests, failures by class, latency, concurrency and use of the instances, endpoint by endpoint.
 
+    Args:
+        endpoints: What it shows, from top to bottom.
+        dashboard_name: Its name; CloudFormation makes one up unless set.
+
+    Raises:
+        Refused: There is nothing to show.
+
     Attributes:
         dashboard: The dashboard.
 
@@ -55,17 +62,6 @@ class EndpointDashboard(Construct):
     def __init__(
         self, scope: Construct, id: str, *, endpoints: Sequence[Shown], dashboard_name: str | None = None
     ) -> None:
-        """Make the dashboard.
-
-        Args:
-            scope: Parent.
-            id: Name within it.
-            endpoints: What it shows, from top to bottom.
-            dashboard_name: Its name; CloudFormation makes one up unless set.
-
-        Raises:
-            Refused: There is nothing to show.
-        """
         super().__init__(scope, id)
         if not endpoints:
             raise Refused("the dashboard has no endpoints to show; give it one or more, or leave it out")

@@ -18,6 +18,17 @@ class EndpointScaling(Construct):
     The metric, ``ConcurrentRequestsPerModel``, is sampled every 10 seconds and counts requests that wait, so instances
     are added before latency has suffered; invocations per minute say nothing about work that takes seconds.
 
+    Args:
+        endpoint_name: The endpoint. For one of the same stack take ``endpoint.attr_endpoint_name``, not the plain
+            name: then CloudFormation makes the endpoint first.
+        variant_name: Its variant.
+        scaling: The limits, the target, and the schedules.
+        scale_in_cooldown_s: Pause after instances were removed, in seconds.
+        scale_out_cooldown_s: Pause after instances were added, in seconds.
+
+    Raises:
+        Refused: Limits that contradict each other, zero instances, or a target that is not positive and finite.
+
     Attributes:
         target: What is scaled.
         policy: How.
@@ -56,21 +67,6 @@ class EndpointScaling(Construct):
         scale_in_cooldown_s: int = 300,
         scale_out_cooldown_s: int = 60,
     ) -> None:
-        """Make the scaling.
-
-        Args:
-            scope: Parent.
-            id: Name within it.
-            endpoint_name: The endpoint. For one of the same stack take ``endpoint.attr_endpoint_name``, not the plain
-                name: then CloudFormation makes the endpoint first.
-            variant_name: Its variant.
-            scaling: The limits, the target, and the schedules.
-            scale_in_cooldown_s: Pause after instances were removed, in seconds.
-            scale_out_cooldown_s: Pause after instances were added, in seconds.
-
-        Raises:
-            Refused: Limits that contradict each other, zero instances, or a target that is not positive and finite.
-        """
         super().__init__(scope, id)
         check_scaling(scaling)
         for name, seconds in (

@@ -12,6 +12,9 @@ class EndpointSecurityGroup(Construct):
     Make it in a stack that is not the endpoint's. SageMaker's network interfaces are in the group, and stay for minutes
     after their endpoint is gone; CloudFormation does not wait for them, and fails to delete a group that is in use.
 
+    Args:
+        vpc: The VPC of the endpoints.
+
     Example:
         >>> import aws_cdk as cdk
         >>> from steelyard_constructs.endpoint_security_group import EndpointSecurityGroup
@@ -27,13 +30,6 @@ class EndpointSecurityGroup(Construct):
     """
 
     def __init__(self, scope: Construct, id: str, *, vpc: ec2.IVpc) -> None:
-        """Make the group.
-
-        Args:
-            scope: The parent.
-            id: The identifier in the parent.
-            vpc: The VPC of the endpoints.
-        """
         super().__init__(scope, id)
         self.group = ec2.SecurityGroup(
             self,

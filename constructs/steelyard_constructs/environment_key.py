@@ -25,6 +25,11 @@ class EnvironmentKey(Construct):
     Beside the account's own policies, CloudWatch Logs may use it for the account's log groups, and CloudWatch and
     Budgets may use it to publish to an encrypted topic of the account.
 
+    Args:
+        removal_policy: Whether the key goes with the stack (KMS waits 7 days before it really does). What it
+            encrypted cannot be read without it.
+        description: What it is for.
+
     Example:
         >>> import aws_cdk as cdk
         >>> from steelyard_constructs.artifact_store import ArtifactStore
@@ -42,15 +47,6 @@ class EnvironmentKey(Construct):
     def __init__(
         self, scope: Construct, id: str, *, removal_policy: cdk.RemovalPolicy, description: str | None = None
     ) -> None:
-        """Make the key.
-
-        Args:
-            scope: The parent.
-            id: The identifier in the parent.
-            removal_policy: Whether the key goes with the stack (KMS waits 7 days before it really does). What it
-                encrypted cannot be read without it.
-            description: What it is for.
-        """
         super().__init__(scope, id)
         stack = cdk.Stack.of(self)
         self.key = kms.Key(

@@ -26,6 +26,14 @@ class ExecutionRole(Construct):
     With another release CloudFormation therefore adds a policy first and removes the old one last, when the endpoint
     has moved, so that the running version can still start new instances in between.
 
+    Args:
+        repository_arn: Repository of the image.
+        log_group: Where the containers' output goes.
+        model: The model in S3; None for one that the container fetches from a hub.
+        subnets: Subnets of the containers' network interfaces, with ``security_group``; none outside a VPC.
+        security_group: Security group of those interfaces.
+        encryption_key: Key of the model's bucket and of the instances' volumes.
+
     Attributes:
         role: The role.
         policies: Its policies, for what must wait until it may do its work.
@@ -57,18 +65,6 @@ class ExecutionRole(Construct):
         security_group: ec2.ISecurityGroup | None = None,
         encryption_key: kms.IKey | None = None,
     ) -> None:
-        """Make the role.
-
-        Args:
-            scope: Parent.
-            id: Name within it.
-            repository_arn: Repository of the image.
-            log_group: Where the containers' output goes.
-            model: The model in S3; None for one that the container fetches from a hub.
-            subnets: Subnets of the containers' network interfaces, with ``security_group``; none outside a VPC.
-            security_group: Security group of those interfaces.
-            encryption_key: Key of the model's bucket and of the instances' volumes.
-        """
         super().__init__(scope, id)
         self.role = iam.Role(
             self,

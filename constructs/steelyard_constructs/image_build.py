@@ -43,6 +43,18 @@ class ImageBuild(BuildProject):
     below ``images/`` of the bucket, and nothing else. It cannot overwrite or delete there. The build exports
     ``IMAGE_DIGEST`` and what else a release manifest records.
 
+    Args:
+        repository: The repository to push to; its tags have to be immutable, and it has to scan what is pushed.
+        artifacts: The bucket for the list of what is in an image. If it has a KMS key, the role may use it.
+        base: The image that the Dockerfile starts from (its ``BASE_IMAGE`` argument); the build runs on a machine
+            of its architecture.
+        llama_cpp: The build of llama.cpp in the base, such as ``b10433``. The build fails if the base has another.
+        dockerfile: The Dockerfile, relative to the source, which has all that it copies.
+        props: Its source, its specification, and how it is kept.
+
+    Raises:
+        Refused: The Dockerfile is not a relative path, or the build specification is unusable.
+
     Example:
         >>> from pathlib import Path
         >>> import aws_cdk as cdk
@@ -86,22 +98,6 @@ class ImageBuild(BuildProject):
         dockerfile: str,
         props: BuildProps,
     ) -> None:
-        """Make the project.
-
-        Args:
-            scope: The parent.
-            id: The identifier in the parent.
-            repository: The repository to push to; its tags have to be immutable, and it has to scan what is pushed.
-            artifacts: The bucket for the list of what is in an image. If it has a KMS key, the role may use it.
-            base: The image that the Dockerfile starts from (its ``BASE_IMAGE`` argument); the build runs on a machine
-                of its architecture.
-            llama_cpp: The build of llama.cpp in the base, such as ``b10433``. The build fails if the base has another.
-            dockerfile: The Dockerfile, relative to the source, which has all that it copies.
-            props: Its source, its specification, and how it is kept.
-
-        Raises:
-            Refused: The Dockerfile is not a relative path, or the build specification is unusable.
-        """
         if not dockerfile or dockerfile.startswith("/") or ".." in Path(dockerfile).parts:
             raise Refused(f"dockerfile {dockerfile!r} is not inside the source; write its path from the source's root")
         made_of = f"{props.source.asset_hash}\n{dockerfile}\n{base.repository}\n{base.digest}\n{llama_cpp}"

@@ -29,6 +29,17 @@ class ImageRepository(Construct):
 
     With ``RemovalPolicy.DESTROY`` the repository is deleted with its images (ECR empties it itself).
 
+    Args:
+        removal_policy: ``DESTROY`` or ``RETAIN``.
+        repository_name: Its name; without one, CloudFormation chooses it.
+        pull_accounts: Identifiers of the other AWS accounts whose roles may pull.
+        keep_images: How many images that no release names are kept; the oldest beyond them are deleted. Images
+            with a tag of a release (``release-...``) stay.
+        encryption_key: A KMS key; without one, ECR's own.
+
+    Raises:
+        Refused: Another removal policy, an account identifier that is not 12 digits, or fewer than 1 image.
+
     Example:
         >>> import aws_cdk as cdk
         >>> from steelyard_constructs.image_repository import ImageRepository
@@ -53,21 +64,6 @@ class ImageRepository(Construct):
         keep_images: int = 50,
         encryption_key: kms.IKey | None = None,
     ) -> None:
-        """Make the repository.
-
-        Args:
-            scope: The parent.
-            id: The identifier in the parent.
-            removal_policy: ``DESTROY`` or ``RETAIN``.
-            repository_name: Its name; without one, CloudFormation chooses it.
-            pull_accounts: Identifiers of the other AWS accounts whose roles may pull.
-            keep_images: How many images that no release names are kept; the oldest beyond them are deleted. Images
-                with a tag of a release (``release-...``) stay.
-            encryption_key: A KMS key; without one, ECR's own.
-
-        Raises:
-            Refused: Another removal policy, an account identifier that is not 12 digits, or fewer than 1 image.
-        """
         super().__init__(scope, id)
         check_removal_policy("a repository", removal_policy)
         check_whole("keep_images", keep_images)

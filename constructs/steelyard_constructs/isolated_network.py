@@ -23,6 +23,16 @@ class IsolatedNetwork(Construct):
     In a stack with a concrete account the CDK looks up the names of the availability zones. A stack that must
     synthesize without AWS overrides ``availability_zones``.
 
+    Args:
+        removal_policy: What becomes of the log when the stack is deleted.
+        cidr: Its addresses.
+        zones: Availability zones, each with one subnet.
+        encryption_key: A KMS key for the log, which CloudWatch Logs may use.
+        log_retention: How long the log is kept.
+
+    Raises:
+        Refused: Fewer than 1 zone.
+
     Example:
         >>> import aws_cdk as cdk
         >>> from steelyard_constructs.isolated_network import IsolatedNetwork
@@ -47,20 +57,6 @@ class IsolatedNetwork(Construct):
         encryption_key: kms.IKey | None = None,
         log_retention: logs.RetentionDays = logs.RetentionDays.THREE_MONTHS,
     ) -> None:
-        """Make the network.
-
-        Args:
-            scope: The parent.
-            id: The identifier in the parent.
-            removal_policy: What becomes of the log when the stack is deleted.
-            cidr: Its addresses.
-            zones: Availability zones, each with one subnet.
-            encryption_key: A KMS key for the log, which CloudWatch Logs may use.
-            log_retention: How long the log is kept.
-
-        Raises:
-            Refused: Fewer than 1 zone.
-        """
         super().__init__(scope, id)
         check_whole("zones", zones)
         if zones < 1:

@@ -28,6 +28,14 @@ class ModelBuild(BuildProject):
 
     The build exports ``MODEL_KEY`` and ``MODEL_MANIFEST_SHA256``, which a release manifest records.
 
+    Args:
+        artifacts: The bucket to publish to. If it has a KMS key, the role may use it.
+        model: The model's name in the catalogue.
+        props: Its source, its specification, and how it is kept.
+
+    Raises:
+        Refused: The model's name cannot be part of a key, or the build specification is unusable.
+
     Example:
         >>> from pathlib import Path
         >>> import aws_cdk as cdk
@@ -48,7 +56,6 @@ class ModelBuild(BuildProject):
         ...     ),
         ... )
         >>> output = cdk.CfnOutput(stack, "Project", value=build.project_name)
-
     """
 
     def __init__(
@@ -60,18 +67,6 @@ class ModelBuild(BuildProject):
         model: str,
         props: BuildProps,
     ) -> None:
-        """Make the project.
-
-        Args:
-            scope: The parent.
-            id: The identifier in the parent.
-            artifacts: The bucket to publish to. If it has a KMS key, the role may use it.
-            model: The model's name in the catalogue.
-            props: Its source, its specification, and how it is kept.
-
-        Raises:
-            Refused: The model's name cannot be part of a key, or the build specification is unusable.
-        """
         if not model or "/" in model or "*" in model:
             raise Refused(f"model {model!r} cannot be part of a key; use its name in the catalogue, without / and *")
         super().__init__(

@@ -85,6 +85,16 @@ class ReleaseGate(Construct):
     The role may read this image's manifest, this prefix, these objects and the list of scalable targets, and nothing
     else.
 
+    Args:
+        image: The image; None where it is a placeholder, which cannot be looked for.
+        model: The model; None for one that the container fetches from a hub.
+        endpoint: The endpoint and its instance types; None for none.
+        local_only: Refuse every account but 000000000000, which only an emulator can have.
+        encryption_key: The KMS key of the model's bucket, and of the function's log; its policy has to let
+            CloudWatch Logs use it.
+        log_retention: How long the function's log is kept.
+        removal_policy: What becomes of its log when the stack is deleted.
+
     Example:
         >>> import aws_cdk as cdk
         >>> from aws_cdk import aws_sns as sns
@@ -114,20 +124,6 @@ class ReleaseGate(Construct):
         log_retention: logs.RetentionDays = logs.RetentionDays.ONE_MONTH,
         removal_policy: cdk.RemovalPolicy = cdk.RemovalPolicy.DESTROY,
     ) -> None:
-        """Make the check.
-
-        Args:
-            scope: The parent.
-            id: The identifier in the parent.
-            image: The image; None where it is a placeholder, which cannot be looked for.
-            model: The model; None for one that the container fetches from a hub.
-            endpoint: The endpoint and its instance types; None for none.
-            local_only: Refuse every account but 000000000000, which only an emulator can have.
-            encryption_key: The KMS key of the model's bucket, and of the function's log; its policy has to let
-                CloudWatch Logs use it.
-            log_retention: How long the function's log is kept.
-            removal_policy: What becomes of its log when the stack is deleted.
-        """
         super().__init__(scope, id)
         stack = cdk.Stack.of(self)
         self.log_group = logs.LogGroup(

@@ -19,6 +19,13 @@ class RollbackAlarms(Construct):
     (developer guide, "Auto-Rollback Configuration and Monitoring"). Of failures only the share counts, not the number,
     which grows with the load.
 
+    Args:
+        metrics: Metrics of the new instances: with ``config_name``.
+        thresholds: When they go off.
+
+    Raises:
+        Refused: A threshold is not positive, or a share is above 100 %.
+
     Attributes:
         failures: Share of requests that failed through no fault of the caller.
         unanswered: The container does not answer: it crashed or hangs.
@@ -40,17 +47,6 @@ class RollbackAlarms(Construct):
     def __init__(
         self, scope: Construct, id: str, *, metrics: EndpointMetrics, thresholds: Thresholds | None = None
     ) -> None:
-        """Make the alarms.
-
-        Args:
-            scope: Parent.
-            id: Name within it.
-            metrics: Metrics of the new instances: with ``config_name``.
-            thresholds: When they go off.
-
-        Raises:
-            Refused: A threshold is not positive, or a share is above 100 %.
-        """
         super().__init__(scope, id)
         limits = thresholds or Thresholds()
         check_thresholds(limits)

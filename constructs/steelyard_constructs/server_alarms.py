@@ -16,6 +16,10 @@ from steelyard_runtime.metrics_table import SERIES
 class ServerAlarms(Construct):
     """Tells why a decision endpoint refuses, fails or hands over to people; SageMaker's own metrics do not know.
 
+    Args:
+        endpoint_name: The endpoint's name.
+        topic: Notified when an alarm goes off and when it is over.
+
     Attributes:
         all: An alarm for each series of the table that has an alert, in its order.
 
@@ -29,14 +33,6 @@ class ServerAlarms(Construct):
     """
 
     def __init__(self, scope: Construct, id: str, *, endpoint_name: str, topic: sns.ITopic | None = None) -> None:
-        """Make the alarms.
-
-        Args:
-            scope: Parent.
-            id: Name within it.
-            endpoint_name: The endpoint's name.
-            topic: Notified when an alarm goes off and when it is over.
-        """
         super().__init__(scope, id)
         metrics = ServerMetrics(endpoint_name)
         made: list[cloudwatch.IAlarm] = []
