@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_cloudwatch_actions as actions
@@ -73,22 +74,21 @@ class EndpointAlarms(Construct):
         limits = thresholds or Thresholds()
         check_thresholds(limits)
         metrics = EndpointMetrics(endpoint_name, variant_name)
-        self._endpoint_name = endpoint_name
-        self._topic = topic
-        self.failures = self._alarm(
+        alarm = partial(make_alarm, self, topic=topic, of=f"Endpoint {endpoint_name}")
+        self.failures = alarm(
             "Failures",
             metrics.failure_percent(),
             limits.failure_percent,
             f"More than {limits.failure_percent:g} % of the requests fail through no fault of their callers.",
         )
-        self.server_errors = self._alarm(
+        self.server_errors = alarm(
             "ServerErrors",
             metrics.server_errors(),
             limits.server_errors,
             f"More than {limits.server_errors} requests a minute get a 5xx: the container is broken, or busy beyond "
             "its queue. Its log says which.",
         )
-        self.unanswered = self._alarm(
+        self.unanswered = alarm(
             "Unanswered",
             metrics.unanswered(),
             limits.unanswered,
@@ -96,7 +96,7 @@ class EndpointAlarms(Construct):
             "60 s.",
             comparison=_CW.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
         )
-        self.broken_streams = self._alarm(
+        self.broken_streams = alarm(
             "BrokenStreams",
             metrics.broken_streams(),
             limits.broken_streams,
@@ -104,20 +104,20 @@ class EndpointAlarms(Construct):
             "or took over 8 minutes.",
             comparison=_CW.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
         )
-        self.client_errors = self._alarm(
+        self.client_errors = alarm(
             "ClientErrors",
             metrics.client_error_percent(),
             limits.client_error_percent,
             f"More than {limits.client_error_percent:g} % of the requests are refused with a 4xx: a caller sends what "
             "the contract does not allow.",
         )
-        self.latency = self._alarm(
+        self.latency = alarm(
             "Latency",
             metrics.model_latency("p95"),
             limits.latency_alarm_ms * 1000,
             f"One request in twenty spends more than {limits.latency_alarm_ms:g} ms in the container.",
         )
-        self.health = self._alarm(
+        self.health = alarm(
             "Health",
             metrics.reports(),
             1,
@@ -126,7 +126,7 @@ class EndpointAlarms(Construct):
             missing=_MISSING.BREACHING,
             minutes=(5, 5),
         )
-        self.memory = self._alarm(
+        self.memory = alarm(
             "Memory",
             metrics.usage("Memory", cloudwatch.Stats.MAXIMUM),
             limits.memory_percent,
@@ -147,37 +147,6 @@ class EndpointAlarms(Construct):
             self.memory,
         )
 
-    def _alarm(
-        self,
-        id: str,
-        metric: cloudwatch.IMetric,
-        threshold: float,
-        description: str,
-        *,
-        comparison: cloudwatch.ComparisonOperator = _CW.GREATER_THAN_THRESHOLD,
-        missing: cloudwatch.TreatMissingData = _MISSING.NOT_BREACHING,
-        minutes: tuple[int, int] = (2, 3),
-    ) -> cloudwatch.Alarm:
-        alarm = make_alarm(
-            self,
-            id,
-            metric,
-            threshold,
-            f"Endpoint {self._endpoint_name}: {description}",
-            comparison=comparison,
-            missing=missing,
-            minutes=minutes,
-        )
-        tell(self._topic, alarm)
-        return alarm
-
-
-def tell(topic: sns.ITopic | None, alarm: cloudwatch.Alarm) -> None:
-    """Notify a topic when an alarm goes off and when it is over; without a topic, do nothing."""
-    if topic is not None:
-        alarm.add_alarm_action(actions.SnsAction(topic))
-        alarm.add_ok_action(actions.SnsAction(topic))
-
 
 def make_alarm(
     scope: Construct,
@@ -186,23 +155,27 @@ def make_alarm(
     threshold: float,
     description: str,
     *,
+    of: str,
+    topic: sns.ITopic | None = None,
     comparison: cloudwatch.ComparisonOperator = _CW.GREATER_THAN_THRESHOLD,
     missing: cloudwatch.TreatMissingData = _MISSING.NOT_BREACHING,
     minutes: tuple[int, int] = (2, 3),
 ) -> cloudwatch.Alarm:
-    """Make an alarm that goes off when so many of the last minutes breach a threshold.
+    """Make an alarm that goes off when a number of the last minutes breach a threshold.
 
     Args:
         scope: Parent.
         id: Name within it.
         metric: The metric, per minute.
         threshold: Its limit.
-        description: What it means, for the person who gets the mail; where to read on is added.
+        description: Its meaning, for the reader of the mail; where to read on is added.
+        of: The endpoint or instances, for the beginning of the mail.
+        topic: Notified when it goes off and when it is over.
         comparison: How the metric breaches it.
         missing: What minutes without data count as.
         minutes: How many minutes must breach, of how many.
     """
-    return cloudwatch.Alarm(
+    alarm = cloudwatch.Alarm(
         scope,
         id,
         metric=metric,
@@ -211,5 +184,9 @@ def make_alarm(
         datapoints_to_alarm=minutes[0],
         evaluation_periods=minutes[1],
         treat_missing_data=missing,
-        alarm_description=f"{description} What to do: {RUNBOOK}#{id.lower()}",
+        alarm_description=f"{of}: {description} What to do: {RUNBOOK}#{id.lower()}",
     )
+    if topic is not None:
+        alarm.add_alarm_action(actions.SnsAction(topic))
+        alarm.add_ok_action(actions.SnsAction(topic))
+    return alarm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from aws_cdk import aws_cloudwatch as cloudwatch
 from constructs import Construct
@@ -50,36 +51,32 @@ class RollbackAlarms(Construct):
         super().__init__(scope, id)
         limits = thresholds or Thresholds()
         check_thresholds(limits)
-        new = f"New instances of endpoint {metrics.endpoint_name}"
-        self.failures = make_alarm(
-            self,
+        alarm = partial(make_alarm, self, of=f"New instances of endpoint {metrics.endpoint_name}")
+        self.failures = alarm(
             "Failures",
             metrics.failure_percent(),
             limits.failure_percent,
-            f"{new}: more than {limits.failure_percent:g} % of their requests fail through no fault of the callers.",
+            f"More than {limits.failure_percent:g} % of their requests fail through no fault of the callers.",
         )
-        self.unanswered = make_alarm(
-            self,
+        self.unanswered = alarm(
             "Unanswered",
             metrics.unanswered(),
             limits.unanswered,
-            f"{new}: {limits.unanswered} or more requests a minute get no answer.",
+            f"{limits.unanswered} or more requests a minute get no answer.",
             comparison=cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
         )
-        self.broken_streams = make_alarm(
-            self,
+        self.broken_streams = alarm(
             "BrokenStreams",
             metrics.broken_streams(),
             limits.broken_streams,
-            f"{new}: {limits.broken_streams} or more streams a minute break off after they have begun.",
+            f"{limits.broken_streams} or more streams a minute break off after they have begun.",
             comparison=cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
         )
-        self.latency = make_alarm(
-            self,
+        self.latency = alarm(
             "Latency",
             metrics.model_latency("p95"),
             limits.latency_alarm_ms * 1000,
-            f"{new}: one request in twenty spends more than {limits.latency_alarm_ms:g} ms in the container.",
+            f"One request in twenty spends more than {limits.latency_alarm_ms:g} ms in the container.",
         )
 
     @property

@@ -8,7 +8,7 @@ from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
-from steelyard_constructs.endpoint_alarms import make_alarm, tell
+from steelyard_constructs.endpoint_alarms import make_alarm
 from steelyard_constructs.server_metrics import ServerMetrics
 from steelyard_runtime.metrics_table import SERIES
 
@@ -42,14 +42,16 @@ class ServerAlarms(Construct):
             amount = f"more than {alert.above:g} a minute"
             if alert.percent_of is not None:
                 amount = f"more than {alert.above:g} % of {alert.percent_of}"
-            alarm = make_alarm(
-                self,
-                series.name,
-                metrics.alerting(series, alert),
-                alert.above,
-                f"Endpoint {endpoint_name}: {series.name} is {amount}. {alert.message}",
-                minutes=alert.minutes,
+            made.append(
+                make_alarm(
+                    self,
+                    series.name,
+                    metrics.alerting(series, alert),
+                    alert.above,
+                    f"{series.name} is {amount}. {alert.message}",
+                    of=f"Endpoint {endpoint_name}",
+                    topic=topic,
+                    minutes=alert.minutes,
+                )
             )
-            tell(topic, alarm)
-            made.append(alarm)
         self.all: Sequence[cloudwatch.IAlarm] = tuple(made)

@@ -14,7 +14,6 @@ from steelyard_base.exit_codes import CommandError, ExitCode
 
 CONNECT_S = 5.0
 READ_S = 60.0
-LIVE = "COMPLETE"
 
 _NO_ACCESS = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
 _NO_LOGIN = (

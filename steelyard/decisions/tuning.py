@@ -15,9 +15,6 @@ from steelyard_runtime.decisions.contract import Contract, ContractError, parse_
 from steelyard_runtime.decisions.head import Interval
 from steelyard_runtime.scoring.wordings import WORDINGS
 
-DEFAULT_TOKENS = 30.0
-"""Tokens that a decision may cost on average, its state included, unless the caller says otherwise."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:

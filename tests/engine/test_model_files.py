@@ -40,7 +40,7 @@ def test_a_file_is_one_model_with_its_facts(model: Path) -> None:
     files = resolve(model)
     assert files.first == model
     assert files.shards == (model,)
-    assert files.split_count == 1
+    assert len(files.shards) == 1
     assert files.size_bytes == model.stat().st_size
     assert (files.architecture, files.name) == ("llama", "tiny llama")
     assert files.context_length == tiny_models.CONTEXT_LENGTH
@@ -208,7 +208,7 @@ def test_shards_are_one_model_whichever_is_named(named: int | None, shards: list
     files = resolve(shards[0].parent if named is None else shards[named])
     assert files.first == shards[0]
     assert files.shards == tuple(shards)
-    assert files.split_count == 3
+    assert len(files.shards) == 3
     assert files.tensors == 21
     assert files.architecture == "llama"
     assert files.size_bytes == sum(path.stat().st_size for path in shards)

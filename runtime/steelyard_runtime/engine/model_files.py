@@ -69,11 +69,6 @@ class ModelFiles:
         """Bytes of all files together."""
         return sum(self.shard_bytes)
 
-    @property
-    def split_count(self) -> int:
-        """Number of files."""
-        return len(self.shards)
-
 
 def resolve(path: Path) -> ModelFiles:
     """Find the one model at ``path`` and check that its files are complete.
