@@ -8,50 +8,18 @@ from typing import Annotated
 import typer
 
 from steelyard.client.http import DEFAULT_URL, Client
-from steelyard.commands.options import (
-    AsJson,
-    ChosenLayout,
-    ChosenReadout,
-    Concurrency,
-    IdField,
-    Options,
-    Out,
-    Question,
-    Resume,
-    RowFormat,
-    StateField,
-    StateFile,
-    States,
-    StatesFormat,
-    StateText,
-    Timeout,
-    Url,
-    Use,
-)
+from steelyard.commands.decision_flags import DecisionFlags, with_decision_flags
+from steelyard.commands.options import AsJson, Timeout, Url
 from steelyard.terminal import decisions
-from steelyard.terminal.many import Many
 
 
+@with_decision_flags
 def command(
     file: Annotated[
         Path | None, typer.Argument(help="A JSON file with a decision or a list of them; - for standard input.")
     ] = None,
     *,
-    state: StateText = None,
-    state_file: StateFile = None,
-    use: Use = None,
-    question: Question = None,
-    option: Options = None,
-    layout: ChosenLayout = None,
-    readout: ChosenReadout = None,
-    states: States = None,
-    states_format: StatesFormat = None,
-    state_field: StateField = None,
-    id_field: IdField = None,
-    out: Out = None,
-    resume: Resume = False,
-    row_format: RowFormat = None,
-    concurrency: Concurrency = 1,
+    flags: DecisionFlags,
     url: Url = DEFAULT_URL,
     timeout: Timeout = 60.0,
     as_json: AsJson = False,
@@ -62,25 +30,5 @@ def command(
     server has registered is asked by its name: --use. With --states it
     is asked about every state of another file; a list of decisions may be about different states too.
     """
-    flags = Many(
-        states=states,
-        states_format=states_format,
-        state_field=state_field or (),
-        id_field=id_field,
-        out=out,
-        resume=resume,
-        format=row_format,
-        concurrency=concurrency,
-    )
-    asked = decisions.asked_by(
-        file,
-        state=state,
-        state_file=state_file,
-        use=use,
-        question=question,
-        option=option,
-        layout=layout,
-        readout=readout,
-        flags=flags,
-    )
-    decisions.answer(lambda: Client(url, timeout_s=timeout), asked, flags, as_json=as_json)
+    asked = flags.asked(file)
+    decisions.answer(lambda: Client(url, timeout_s=timeout), asked, flags.many, as_json=as_json)

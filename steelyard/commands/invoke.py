@@ -13,11 +13,13 @@ from steelyard.aws.session import Aws
 from steelyard.client.decision_file import usage
 from steelyard.client.sagemaker import EndpointClient
 from steelyard.commands import completion, options
+from steelyard.commands.decision_flags import DecisionFlags, with_decision_flags
 from steelyard.deploy.endpoints import deployed_endpoint
 from steelyard.environments.files import DEFAULT, load_environment
-from steelyard.terminal import chats, decisions, many
+from steelyard.terminal import chats, decisions
 
 
+@with_decision_flags
 def command(
     endpoint: Annotated[
         str, typer.Argument(help="Name of the endpoint in the environment file.", autocompletion=completion.endpoints)
@@ -35,21 +37,7 @@ def command(
         Literal["chat", "decision"] | None,
         typer.Option("--kind", help="What to ask for. Unless given, the stack is asked, which takes a right to do so."),
     ] = None,
-    state: options.StateText = None,
-    state_file: options.StateFile = None,
-    use: options.Use = None,
-    question: options.Question = None,
-    option: options.Options = None,
-    layout: options.ChosenLayout = None,
-    readout: options.ChosenReadout = None,
-    states: options.States = None,
-    states_format: options.StatesFormat = None,
-    state_field: options.StateField = None,
-    id_field: options.IdField = None,
-    out: options.Out = None,
-    resume: options.Resume = False,
-    row_format: options.RowFormat = None,
-    concurrency: options.Concurrency = 1,
+    flags: DecisionFlags,
     system: options.System = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
@@ -69,51 +57,14 @@ def command(
         name, kind = found.name, found.kind
     else:
         name = environment.endpoint_name(endpoint)
-    client = EndpointClient(name, runtime=aws.runtime(timeout, connections=concurrency), timeout_s=timeout)
-    flags = many.Many(
-        states=states,
-        states_format=states_format,
-        state_field=state_field or (),
-        id_field=id_field,
-        out=out,
-        resume=resume,
-        format=row_format,
-        concurrency=concurrency,
-    )
-    for_decisions = {
-        "--state": state,
-        "--state-file": state_file,
-        "--use": use,
-        "--question": question,
-        "--option": option,
-        "--layout": layout,
-        "--readout": readout,
-        "--states": states,
-        "--states-format": states_format,
-        "--state-field": state_field,
-        "--id-field": id_field,
-        "--out": out,
-        "--resume": resume or None,
-        "--format": row_format,
-    }
+    client = EndpointClient(name, runtime=aws.runtime(timeout, connections=flags.concurrency), timeout_s=timeout)
     for_chat = {"--system": system, "--max-tokens": max_tokens, "--temperature": temperature, "--seed": seed}
     if kind == "decision":
         _refuse(for_chat, "chat", endpoint)
-        file = None if request is None else Path(request)
-        asked = decisions.asked_by(
-            file,
-            state=state,
-            state_file=state_file,
-            use=use,
-            question=question,
-            option=option,
-            layout=layout,
-            readout=readout,
-            flags=flags,
-        )
-        decisions.answer(lambda: nullcontext(client), asked, flags, as_json=as_json)
+        asked = flags.asked(None if request is None else Path(request))
+        decisions.answer(lambda: nullcontext(client), asked, flags.many, as_json=as_json)
         return
-    _refuse(for_decisions, "decisions", endpoint)
+    _refuse(flags.given(), "decisions", endpoint)
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": _message(request)})
     chosen = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}

@@ -8,8 +8,6 @@ from typing import Annotated, Literal
 import typer
 
 from steelyard.commands import completion
-from steelyard.rows.reading import Format
-from steelyard.rows.writing import OutFormat
 from steelyard_runtime.settings import Settings
 
 MOST_CONNECTIONS = 64
@@ -48,47 +46,10 @@ Timeout = Annotated[
     float,
     typer.Option("--timeout", min=0.1, max=86400, help="Longest a call may take, retries included, in seconds."),
 ]
-StateText = Annotated[str | None, typer.Option("--state", help="What is to be decided on, as text.")]
-StateFile = Annotated[
-    Path | None,
-    typer.Option("--state-file", help="The state from a file (- for standard input); JSON when it ends in .json."),
-]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the answers as JSON, one per line; rows carry the whole result.")
 ]
-Use = Annotated[
-    str | None,
-    typer.Option("--use", help="A registered decision, NAME or NAME@VERSION, in place of question and options."),
-]
-Question = Annotated[str | None, typer.Option("--question", help="The question.")]
-Options = Annotated[
-    list[str] | None,
-    typer.Option("--option", help="ID=DESCRIPTION, once for each option; the description may be left out."),
-]
 
-# Many states.
-States = Annotated[
-    Path | None,
-    typer.Option(
-        "--states",
-        help="Many states, each asked the same: JSON Lines, CSV, TSV, a JSON list or lines of text, by the suffix; - "
-        "for standard input.",
-    ),
-]
-StatesFormat = Annotated[
-    Format | None, typer.Option("--states-format", help="What --states holds, where its suffix does not say.")
-]
-StateField = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--state-field",
-        help="Field of a row that is its state; several make an object. Unless given: state, else all but the id.",
-    ),
-]
-IdField = Annotated[
-    str | None,
-    typer.Option("--id-field", help="Field of a row that names it in the output. Unless given: id, else its number."),
-]
 ModelName = Annotated[
     str,
     typer.Option(
@@ -100,11 +61,6 @@ ModelName = Annotated[
 ]
 DEFAULT_MODEL: str = Settings.model_fields["model"].default
 """The server's own default: the embedded model."""
-Out = Annotated[Path | None, typer.Option("--out", help="Append a row for each answer to this file.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue where --out ends, after an interruption.")]
-RowFormat = Annotated[
-    OutFormat | None, typer.Option("--format", help="Of the rows; unless given by the suffix of --out, else jsonl.")
-]
 Concurrency = Annotated[
     int, typer.Option("--concurrency", min=1, max=MOST_CONNECTIONS, help="Requests under way together.")
 ]

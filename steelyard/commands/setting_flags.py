@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -57,6 +57,13 @@ def with_setting_flags(command: Callable[..., None]) -> Callable[..., None]:
         flags = {name: given.pop(name) for name in Settings.model_fields}
         command(settings_flags=flags, **given)
 
+    return with_parameters(run, command, parameters)
+
+
+def with_parameters(
+    run: Callable[..., None], command: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """Make ``run`` look like ``command`` with other parameters."""
     run.__name__ = command.__name__
     run.__doc__ = command.__doc__
     # Typer reads a command's flags from these two.
