@@ -12,7 +12,7 @@ RUNTIME = ROOT / "runtime" / "steelyard_runtime"
 TABLE = (
     (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where to change what")[2].partition("\n## ")[0]
 )
-ROWS = [line for line in TABLE.splitlines() if line.startswith("| ")][2:]
+ROWS = [line for line in TABLE.splitlines() if line.startswith("| ") and not line.startswith(("| ---", "| to change"))]
 SUBJECTS = (
     *("what a decision's prompt says", "a contract", "how a decision is read", "a construct", "a field of an endpoint"),
     *("an alarm", "a command", "a route", "a setting", "a pinned model"),
