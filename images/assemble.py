@@ -1,4 +1,4 @@
-"""Puts /opt/steelyard together in an image's build stage: the locked packages, the binding, our runtime.
+"""Puts /opt/steelyard together in an image's build stage: the locked packages and our runtime.
 
 Run by the Dockerfiles with the base's own Python. Only the standard library is there. The result is a function of its
 inputs: no pip, no cache, one time stamp for every file.
@@ -17,10 +17,11 @@ from pathlib import Path
 
 HOME = Path("/opt/steelyard")
 LIBRARIES = Path("/opt/llama.cpp/bin")
-BINDING = "llama-cpp-python"
 NEEDED = ("libllama.so", "libggml.so", "libggml-base.so")
 RECORD_OF_SOURCES = Path("/root/THIRD_PARTY_SOURCE_CODE_URLS")
-"""The file in which AWS containers list what they were built from; llama.cpp is there with its tag."""
+"""The file in which AWS containers list what they were built from; llama.cpp is there with its tag or its
+commit."""
+COMMIT_DIGITS = 40
 
 
 class BaseImageError(Exception):
@@ -32,38 +33,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=Path, required=True, help="folder with runtime/ and images/")
     parser.add_argument("--llama-cpp", required=True, help="the base's build of llama.cpp, such as b10433")
-    parser.add_argument("--binding", required=True, help="version of llama-cpp-python that the label will name")
+    parser.add_argument("--interface", required=True, help="the interface of its llama.h, which the label will name")
     parser.add_argument("--epoch", type=int, required=True, help="time stamp of every file, in seconds since 1970")
     arguments = parser.parse_args()
     try:
-        assemble(arguments.source, build=arguments.llama_cpp, wanted_binding=arguments.binding, epoch=arguments.epoch)
+        assemble(arguments.source, build=arguments.llama_cpp, interface=arguments.interface, epoch=arguments.epoch)
     except BaseImageError as refusal:
         sys.stderr.write(f"the image is refused: {refusal}\n")
         return 1
     return 0
 
 
-def assemble(source: Path, *, build: str, wanted_binding: str, epoch: int) -> None:
+def assemble(source: Path, *, build: str, interface: str, epoch: int) -> None:
     """Make /opt/steelyard.
 
     Raises:
-        BaseImageError: The base is not what the arguments say, or the pair is not in the table.
+        BaseImageError: The base is not what the arguments say, or the build is not in the table.
     """
     check_libraries()
-    check_build(build)
-    requirement = binding_requirement(source / "runtime", build=build, wanted=wanted_binding)
+    commit = check_interface(source / "runtime", build=build, wanted=interface)
+    check_build(build, commit=commit)
     tools = HOME.with_name("steelyard-build")
     run(sys.executable, "-m", "venv", tools)
     pip = [tools / "bin" / "python", "-m", "pip", "--no-cache-dir", "--disable-pip-version-check", "--quiet"]
     locked = ["install", "--require-hashes", "--no-deps", "--only-binary", ":all:", "--no-compile", "--requirement"]
-    run(*pip, *locked, source / "images" / "build-requirements.txt")
     run(sys.executable, "-m", "venv", "--without-pip", HOME)
     into = ["--python", HOME / "bin" / "python"]
     run(*pip, *into, *locked, source / "runtime" / "requirements.txt")
-    install_binding(pip, into, requirement, tools)
     packages = Path(output(HOME / "bin" / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
-    # The binding looks for libraries in its own folder, and there are those of the base.
-    (packages / "llama_cpp" / "lib").symlink_to(LIBRARIES)
     shutil.copytree(
         source / "runtime" / "steelyard_runtime",
         packages / "steelyard_runtime",
@@ -71,7 +68,12 @@ def assemble(source: Path, *, build: str, wanted_binding: str, epoch: int) -> No
     )
     tidy(packages)
     python = [HOME / "bin" / "python", "-I", "-B"]
-    run(*python, "-m", "steelyard_runtime.engine.abi", environment={"LLAMA_CPP_BUILD": build})
+    run(
+        *python,
+        "-m",
+        "steelyard_runtime.engine.abi",
+        environment={"LLAMA_CPP_BUILD": build, "LLAMA_CPP_LIB_PATH": str(LIBRARIES)},
+    )
     set_times(HOME, epoch)
 
 
@@ -85,25 +87,39 @@ def check_libraries() -> None:
         )
 
 
-def check_build(wanted: str) -> None:
-    """Refuse a base whose llama.cpp is another build than the one that was announced."""
+def check_build(wanted: str, *, commit: str | None) -> None:
+    """Refuse a base whose llama.cpp is another build than the one that was announced.
+
+    Args:
+        wanted: The build, such as b10433.
+        commit: Its commit; None where that is not known.
+    """
     found = set(builds_of_base())
     if not found:
         raise BaseImageError(
             f"the base image does not say which llama.cpp it has: no line of it in {RECORD_OF_SOURCES}, and no "
             f"llama-server in {LIBRARIES} that can be asked"
         )
-    if found != {wanted}:
+    tags = {each for each in found if each.startswith("b") and len(each) < COMMIT_DIGITS}
+    commits = found - tags
+    if tags - {wanted} or (commit and commits - {commit}):
         raise BaseImageError(
             f"the base image has llama.cpp {' and '.join(sorted(found))}, but LLAMA_CPP_BUILD says {wanted}; "
             "give the build that the base has"
+        )
+    if not tags and not commit:
+        (said, *_) = sorted(commits)
+        raise BaseImageError(
+            f"the base image names the commit of its llama.cpp only, {said}, and that of {wanted} is not known; if it "
+            f'is that one, write commit = "{said}" into its row of engine/abi.toml'
         )
 
 
 def builds_of_base() -> Iterator[str]:
     """The base's own words on its llama.cpp, in each place where they may be."""
     if RECORD_OF_SOURCES.is_file():
-        yield from re.findall(r"^llama\.cpp (b[0-9]+) ", RECORD_OF_SOURCES.read_text(encoding="utf-8"), re.MULTILINE)
+        listed = RECORD_OF_SOURCES.read_text(encoding="utf-8")
+        yield from re.findall(r"^llama\.cpp (b[0-9]+|[0-9a-f]{40})(?=\s)", listed, re.MULTILINE)
     server = LIBRARIES / "llama-server"
     if server.exists():
         done = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
@@ -114,36 +130,27 @@ def builds_of_base() -> Iterator[str]:
             yield f"b{match.group(1)}"
 
 
-def binding_requirement(runtime: Path, *, build: str, wanted: str) -> str:
-    """The line that makes pip take the right binding, with its hash."""
+def check_interface(runtime: Path, *, build: str, wanted: str) -> str | None:
+    """Refuse a build whose llama.h nobody has read, or another interface than the label will name.
+
+    Returns:
+        The build's commit, where the table has it.
+    """
     sys.path.insert(0, str(runtime))
-    from steelyard_runtime.engine import abi
+    from steelyard_runtime.engine import builds
 
     try:
-        pair = abi.binding_for(build)
-    except abi.AbiError as error:
+        known = builds.find(build)
+    except builds.AbiError as error:
         raise BaseImageError(str(error)) from None
-    if pair.binding != wanted:
-        raise BaseImageError(f"llama.cpp {build} goes with {BINDING} {pair.binding}, but BINDING says {wanted}")
-    return f"{BINDING}=={pair.binding} --hash=sha256:{pair.sdist_sha256}\n"
-
-
-def install_binding(pip: list[object], into: list[object], requirement: str, tools: Path) -> None:
-    """The binding without a library: its Python files need no compiler."""
-    asked = tools / "binding.txt"
-    asked.write_text(requirement, encoding="utf-8")
-    wheels = tools / "wheels"
-    source = ["--require-hashes", "--no-binary", BINDING, "--no-build-isolation"]
-    # A variable, because pip does not hand --config-settings to what a requirements file names.
-    python_only = {"SKBUILD_WHEEL_CMAKE": "false"}
-    run(*pip, "wheel", "--no-deps", *source, "--wheel-dir", wheels, "--requirement", asked, environment=python_only)
-    (wheel,) = wheels.glob("*.whl")
-    run(*pip, *into, "install", "--no-deps", "--no-index", "--no-compile", wheel)
+    if known.interface != wanted:
+        raise BaseImageError(f"llama.cpp {build} has the interface {known.interface}, but INTERFACE says {wanted}")
+    return known.commit
 
 
 def tidy(packages: Path) -> None:
     """Remove what no server needs, and compile the rest the same way every time."""
-    for folder in [*packages.rglob("tests"), packages / "llama_cpp" / "server"]:
+    for folder in [*packages.rglob("tests")]:
         shutil.rmtree(folder)
     for source in [*packages.rglob("*.[ch]"), *packages.rglob("*.a")]:
         source.unlink()

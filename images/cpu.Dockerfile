@@ -6,22 +6,22 @@ ARG BASE_IMAGE
 
 FROM ${BASE_IMAGE} AS build
 ARG LLAMA_CPP_BUILD
-ARG BINDING
+ARG INTERFACE
 ARG SOURCE_DATE_EPOCH=1767225600
-COPY images/assemble.py images/build-requirements.txt /source/images/
+COPY images/assemble.py /source/images/
 COPY runtime /source/runtime
 # The base's `python3` may be the system's own, which is older than 3.11.
 RUN for python in python3.12 python3.13 python3.11 python3; do \
       if command -v "$python"; then break; fi; \
     done \
- && "$python" /source/images/assemble.py --source /source --llama-cpp "$LLAMA_CPP_BUILD" --binding "$BINDING" \
+ && "$python" /source/images/assemble.py --source /source --llama-cpp "$LLAMA_CPP_BUILD" --interface "$INTERFACE" \
       --epoch "$SOURCE_DATE_EPOCH"
 
 FROM ${BASE_IMAGE}
 ARG BASE_IMAGE
 ARG BASE_DIGEST
 ARG LLAMA_CPP_BUILD
-ARG BINDING
+ARG INTERFACE
 ARG SOURCE_REVISION
 ARG SOURCE_URL
 ARG VERSION
@@ -33,9 +33,10 @@ LABEL org.opencontainers.image.title="steelyard decision server, CPU" \
       org.opencontainers.image.base.name="${BASE_IMAGE}" \
       org.opencontainers.image.base.digest="${BASE_DIGEST}" \
       steelyard.llama-cpp="${LLAMA_CPP_BUILD}" \
-      steelyard.llama-cpp-python="${BINDING}"
-# Where SageMaker puts the model, and the address that its health check reaches.
+      steelyard.llama-cpp-interface="${INTERFACE}"
+# The base's llama.cpp; where SageMaker puts the model, and the address that its health check reaches.
 ENV LLAMA_CPP_BUILD="${LLAMA_CPP_BUILD}" \
+    LLAMA_CPP_LIB_PATH=/opt/llama.cpp/bin \
     STEELYARD_MODEL=/opt/ml/model \
     STEELYARD_HOST=0.0.0.0
 COPY --from=build /opt/steelyard /opt/steelyard

@@ -1,8 +1,8 @@
 """Write the lock files.
 
-Called by ``make lock``: of everything, of what ``make run`` imports, of what the images carry, of what builds the
-images' binding, of the clients. The second and the third are subsets of the first, version by version. The third has no
-llama-cpp-python: an image takes the version that fits its base, from ``runtime/steelyard_runtime/engine/abi.toml``.
+Called by ``make lock``: of everything, of what ``make run`` imports, of what the images carry, of the clients. The
+second and the third are subsets of the first, version by version. The third has no llama-cpp-python: an image has the
+libllama of its base.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 UV = "uv==0.13.9"
-BUILD_BACKEND = "scikit-build-core"
 RUN_EXTRAS = ("runtime", "models", "infra", "local")
 """The extras that ``make run`` imports."""
+NOT_IN_IMAGES = "llama-cpp-python"
 COMPILE = [
     *("-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes"),
     *("--no-emit-index-url", "--no-emit-find-links", "--custom-compile-command", "make lock"),
@@ -37,11 +37,10 @@ def main() -> None:
     )
     # From standard input, because an extra of pyproject.toml would bring the command line's packages along.
     _compile(
-        *("--constraint", everything.name, "--no-emit-package", "llama-cpp-python", "-"),
+        *("--constraint", everything.name, "-"),
         *("--output-file", "runtime/requirements.txt"),
-        text="\n".join(extras["runtime"]),
+        text="\n".join(each for each in extras["runtime"] if not each.startswith(NOT_IN_IMAGES)),
     )
-    _compile("--upgrade", "-", "--output-file", "images/build-requirements.txt", text=BUILD_BACKEND)
     for wanted in sorted((ROOT / "tests" / "clients" / "environments").glob("*.in")):
         chosen, lock = wanted.relative_to(ROOT), wanted.with_suffix(".txt").relative_to(ROOT)
         _compile("--upgrade", str(chosen), "--output-file", str(lock))

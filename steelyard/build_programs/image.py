@@ -49,7 +49,7 @@ def publish(recipe: Recipe, target: Target, *, aws: Aws, allow_critical: bool, s
     Raises:
         CommandError: Something is refused or failed; nothing is exported then.
     """
-    binding, base_digest = recipe.binding, recipe.base_digest
+    interface, base_digest = recipe.interface, recipe.base_digest
     ecr = aws.client("ecr")
     require_immutable(ecr, target.repository)
     local = f"{target.uri}:{target.tag}"
@@ -88,7 +88,7 @@ def publish(recipe: Recipe, target: Target, *, aws: Aws, allow_critical: bool, s
         "IMAGE_MEDIA_TYPE": pushed.media_type,
         "IMAGE_BASE_DIGEST": base_digest,
         "IMAGE_LLAMA_CPP": recipe.llama_cpp,
-        "IMAGE_BINDING": binding,
+        "IMAGE_INTERFACE": interface,
         "IMAGE_SBOM_KEY": key,
         "IMAGE_SBOM_SHA256": hashlib.sha256(document).hexdigest(),
     }

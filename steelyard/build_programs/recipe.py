@@ -11,7 +11,7 @@ from pathlib import Path
 from steelyard.build_programs.container_tool import docker
 from steelyard.build_programs.program import say
 from steelyard_base.exit_codes import CommandError, ExitCode
-from steelyard_runtime.engine import abi
+from steelyard_runtime.engine import builds
 
 SOURCE_DATE_EPOCH = 1767225600
 """Time stamp of everything in an image: 2026-01-01. A fixed one, so that the same source gives the same layers."""
@@ -52,15 +52,15 @@ class Recipe:
         return _pinned(self.base)["name"]
 
     @property
-    def binding(self) -> str:
-        """The version of llama-cpp-python that goes with the base.
+    def interface(self) -> str:
+        """The structs that the base's llama.cpp has, by the first build that has them.
 
         Raises:
             CommandError: The table has none.
         """
         try:
-            return abi.binding_for(self.llama_cpp).binding
-        except abi.AbiError as error:
+            return builds.find(self.llama_cpp).interface
+        except builds.AbiError as error:
             raise CommandError(str(error)) from error
 
     def arguments(self) -> dict[str, str]:
@@ -69,7 +69,7 @@ class Recipe:
         return {
             "BASE_IMAGE": self.base,
             "BASE_DIGEST": self.base_digest,
-            "BINDING": self.binding,
+            "INTERFACE": self.interface,
             "LLAMA_CPP_BUILD": self.llama_cpp,
             "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH),
             "SOURCE_REVISION": self.revision,

@@ -258,7 +258,7 @@ def print_contents(release: Release) -> None:
     for kind, images in release.images.items():
         for hardware, image in images.items():
             cuda = f", CUDA {image.cuda}" if image.cuda else ""
-            made = f", llama-cpp-python {image.build.binding} on {image.build.base_digest[:19]}" if image.build else ""
+            made = f" with llama.h of {image.build.interface} on {image.build.base_digest[:19]}" if image.build else ""
             accepted = "; critical findings accepted" if image.build and image.build.critical_accepted else ""
             said = f"{image.architecture.value}{cuda}, llama.cpp {image.llama_cpp}{made}{accepted}"
             rows.append((f"image {kind} {hardware.value}", _hashed(said, image.digest)))

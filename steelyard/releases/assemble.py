@@ -53,7 +53,7 @@ IMAGE_VARIABLES = (
     "IMAGE_MEDIA_TYPE",
     "IMAGE_BASE_DIGEST",
     "IMAGE_LLAMA_CPP",
-    "IMAGE_BINDING",
+    "IMAGE_INTERFACE",
     "IMAGE_SBOM_KEY",
     "IMAGE_SBOM_SHA256",
 )
@@ -380,7 +380,7 @@ def _image(
         "media_type": exported["IMAGE_MEDIA_TYPE"],
         "build": {
             "base_digest": exported["IMAGE_BASE_DIGEST"],
-            "binding": exported["IMAGE_BINDING"],
+            "interface": exported["IMAGE_INTERFACE"],
             "sbom": {"key": exported["IMAGE_SBOM_KEY"], "sha256": exported["IMAGE_SBOM_SHA256"]},
             **({"critical_accepted": True} if allow_critical else {}),
         },

@@ -30,7 +30,7 @@ LOCAL_ACCOUNT = "000000000000"
 
 BASE_LABEL = "org.opencontainers.image.base.digest"
 LLAMA_CPP_LABEL = "steelyard.llama-cpp"
-BINDING_LABEL = "steelyard.llama-cpp-python"
+INTERFACE_LABEL = "steelyard.llama-cpp-interface"
 
 _ABSENT = ("404", "NoSuchKey", "NotFound", "NoSuchBucket")
 _BLOCK = 1 << 20
@@ -313,7 +313,7 @@ def label_faults(aws: Aws, environment: Environment, image: ReleasedImage) -> It
     for label, wanted in (
         (BASE_LABEL, image.build.base_digest),
         (LLAMA_CPP_LABEL, image.llama_cpp),
-        (BINDING_LABEL, image.build.binding),
+        (INTERFACE_LABEL, image.build.interface),
     ):
         if labels.get(label) != wanted:
             yield f"the label {label} of {image.digest} differs: it is {labels.get(label)}, not {wanted}"

@@ -131,8 +131,12 @@ class ImageBuildFacts(Strict):
     """The parts that one of our images was made of."""
 
     base_digest: Annotated[Digest, Field(description="The published container that it was built on.")]
-    binding: Annotated[
-        str, Field(min_length=1, description="Version of llama-cpp-python, bound to the base's library.")
+    interface: Annotated[
+        str,
+        Field(
+            pattern=r"^b[0-9]+$",
+            description="The structs of llama.cpp that the engine declares, by the first build that has them.",
+        ),
     ]
     sbom: Annotated[Sbom, Field(description="Its list of parts.")]
     critical_accepted: Annotated[

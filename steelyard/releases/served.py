@@ -17,7 +17,7 @@ from steelyard.releases.manifest import Release, ReleasedDecision, ReleasedModel
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_constructs.model_artifact import ModelArtifact
 from steelyard_runtime.decisions.content import content_sha256
-from steelyard_runtime.engine.abi import BUNDLED, binding_for
+from steelyard_runtime.engine import builds
 
 FOLDER = "decisions"
 """Beside the model file; where the server looks for registered decisions by itself."""
@@ -116,9 +116,9 @@ def serving_builds(release: Release) -> dict[str, str]:
 def _build_here() -> str:
     """Return the build behind a sample: its images stand for none, and processes of this checkout serve.
 
-    Their library is the one that the checkout's binding brings.
+    Their library is the one that pip built.
     """
-    return binding_for(BUNDLED).build
+    return builds.find(builds.BUNDLED).name
 
 
 def all_served(environment: Environment, release: Release) -> Mapping[str, Served]:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCKS = ["requirements.txt", "requirements-run.txt", "runtime/requirements.txt", "images/build-requirements.txt"]
-BINDING = "llama-cpp-python"  # in the images at the version that fits their libllama; see engine/abi.toml
+LOCKS = ["requirements.txt", "requirements-run.txt", "runtime/requirements.txt"]
+BINDING = "llama-cpp-python"  # brings the libllama of a checkout; images have their base's
 
 
 def test_a_wheel_carries_the_catalogue_and_the_examples(tmp_path):

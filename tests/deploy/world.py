@@ -127,7 +127,7 @@ class Wanted:
         sbom = {"key": "images/sbom.cdx.json", "sha256": "e" * 64}
         data["images"]["decision"]["cpu"]["build"] = {
             "base_digest": f"sha256:{'c' * 64}",
-            "binding": "0.3.35",
+            "interface": "b10429",
             "sbom": sbom,
         }
         content = {name: each for name, each in data.items() if name not in ("id", "sample")}

@@ -1,26 +1,27 @@
-"""The pair of binding and library: what is known to fit is let through, and every kind of misfit is refused."""
+"""The build and its library: what is known to fit is let through, and every kind of misfit is refused."""
 
 from __future__ import annotations
 
 import ast
 import json
-import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from steelyard_runtime.engine import abi, llama
+from steelyard_runtime.engine import abi, builds, llama
 
 ROOT = Path(__file__).resolve().parents[2]
+MEASURED = ("llama_batch", "llama_context_params", "llama_model_params", "llama_model_quantize_params")
 
 
 @pytest.fixture
-def pair() -> abi.Pair:
-    return abi.find(abi.BUNDLED, llama.BINDING_VERSION)
+def build() -> builds.Build:
+    return builds.find(builds.BUNDLED)
 
 
 @pytest.fixture(scope="module")
@@ -28,53 +29,63 @@ def found() -> abi.Library:
     return abi.inspect(llama.LIBRARIES)
 
 
-def test_this_environment_is_a_pair_of_the_table(pair):
-    assert abi.prove() == pair
+@pytest.fixture
+def sizes(build) -> dict[str, int]:
+    return llama.struct_sizes(build.structs)
 
 
-def test_a_pair_that_is_not_in_the_table_is_refused(monkeypatch):
-    monkeypatch.setenv(abi.BUILD_VARIABLE, "b10433")
-    with pytest.raises(abi.AbiError, match=r"llama.cpp b10433 with llama-cpp-python .* is not a pair that is known"):
+def test_this_environment_has_a_build_of_the_table(build):
+    assert abi.prove() == build == llama.BUILD
+
+
+def test_the_bundled_build_is_called_after_the_package_that_brings_it(build):
+    assert build.name == f"bundled-{version('llama-cpp-python')}"
+    assert builds.find("b10435").name == "b10435"
+
+
+def test_a_build_that_is_not_in_the_table_is_refused(monkeypatch):
+    monkeypatch.setenv(builds.BUILD_VARIABLE, "b1")
+    with pytest.raises(builds.AbiError, match=r"llama.cpp b1 is not a build that is known; abi\.toml has b10435, "):
         abi.prove()
 
 
-def test_a_build_that_is_not_in_the_table_has_no_binding():
-    with pytest.raises(abi.AbiError, match=r"no binding is known for llama\.cpp b1"):
-        abi.binding_for("b1")
-    assert abi.binding_for("b10433").binding == abi.binding_for("b10435").binding == "0.3.35"
+@pytest.mark.parametrize("other", [each.llama_cpp for each in builds.table() if each.interface == "b10429"])
+def test_a_library_under_the_name_of_another_build_is_refused(found, other):
+    """The declarations of that build, which a process of its own would have, over this environment's library."""
+    code = "import sys; from steelyard_runtime.engine import abi; sys.exit(abi.main())"
+    environment = {"PATH": "/usr/bin:/bin", builds.BUILD_VARIABLE: other}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "it is another build; put the right library there" in done.stderr
 
 
-def test_sizes_are_measured_and_not_taken_from_the_binding(pair, found):
-    assert found.sizes == pair.sizes == llama.struct_sizes(pair.sizes)
+def test_sizes_are_measured_and_those_that_are_declared(sizes, found):
+    assert set(found.sizes) == set(MEASURED)
+    assert found.sizes == {name: sizes[name] for name in found.sizes}
 
 
-@pytest.mark.parametrize("struct", sorted(abi.table()[0].sizes))
-def test_a_library_with_another_size_is_refused(pair, found, struct):
+@pytest.mark.parametrize("struct", MEASURED)
+def test_a_library_with_another_size_is_refused(build, found, sizes, struct):
     foreign = replace(found, sizes={**found.sizes, struct: found.sizes[struct] - 8})
-    with pytest.raises(abi.AbiError, match=f"{struct} has {foreign.sizes[struct]} bytes in the libllama in /somewhere"):
-        abi.check_library(pair, foreign, Path("/somewhere"))
+    with pytest.raises(builds.AbiError, match=f"{struct} has {foreign.sizes[struct]} bytes in the libllama in /else"):
+        abi.check_library(build, foreign, sizes=sizes, libraries=Path("/elsewhere"))
 
 
 @pytest.mark.parametrize(("field", "name"), [("llama_version", "libllama"), ("ggml_version", "libggml")])
-def test_a_library_of_another_version_is_refused(pair, found, field, name):
-    with pytest.raises(abi.AbiError, match=rf"{name} in /somewhere is version 0\.0\.1, but that of llama.cpp bundled"):
-        abi.check_library(pair, replace(found, **{field: "0.0.1"}), Path("/somewhere"))
+def test_a_library_of_another_version_is_refused(build, found, sizes, field, name):
+    with pytest.raises(builds.AbiError, match=rf"{name} in /else is version 0\.0\.1, but that of llama.cpp bundled"):
+        abi.check_library(build, replace(found, **{field: "0.0.1"}), sizes=sizes, libraries=Path("/else"))
 
 
-def test_a_changed_binding_is_refused(pair):
-    with pytest.raises(abi.AbiError, match="llama_batch has 48 bytes in the installed llama-cpp-python and 56"):
-        abi.check_binding(pair, {"llama_batch": 48})
+def test_every_number_of_the_defaults_is_in_the_table(build):
+    assert llama.default_values() == build.defaults
 
 
-def test_every_number_of_the_defaults_is_in_the_table(pair):
-    assert llama.default_values() == pair.defaults
-
-
-def test_another_default_is_refused(pair):
-    read = {struct: dict(members) for struct, members in pair.defaults.items()}
+def test_another_default_is_refused(build):
+    read = {struct: dict(members) for struct, members in build.defaults.items()}
     read["llama_context_params"]["n_batch"] = 512
-    with pytest.raises(abi.AbiError, match=r"llama_context_params.n_batch reads as 512 and is 2048"):
-        abi.check_defaults(pair, read)
+    with pytest.raises(builds.AbiError, match=r"llama_context_params.n_batch reads as 512 and is 2048"):
+        abi.check_defaults(build, read)
 
 
 def called() -> dict[str, set[int]]:
@@ -90,51 +101,25 @@ def called() -> dict[str, set[int]]:
 
 
 def function_name(node: ast.AST) -> str:
-    """The function that ``L.name`` or ``binding.name`` is; "" for anything else, such as the binding's structs."""
-    if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("L", "binding")):
+    """The function that ``L.name`` is; "" for anything else, such as a struct."""
+    if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "L"):
         return ""
-    return "" if isinstance(getattr(llama.L, node.attr, type), type | str) else node.attr
+    return "" if isinstance(getattr(llama.L, node.attr, type), type) else node.attr
 
 
-def test_every_function_that_is_called_is_in_the_table_with_as_many_arguments(pair):
-    known = {name: signature.count(": ") for name, signature in pair.calls.items()}
+def test_every_function_that_is_called_is_in_the_table_with_as_many_arguments(build):
+    known = {name: signature.count(": ") for name, signature in build.calls.items()}
     found = called()
-    assert set(found) - {"_base_path"} == set(known), "abi.toml lists each; llama.signatures() writes them"
+    assert set(found) == set(known), "abi.toml lists each; scripts/read_llama_header.py refuses a header without it"
     wrong = {name: counts for name, counts in found.items() if counts - {known.get(name)}}
     assert not wrong
-
-
-@pytest.mark.parametrize("binding", sorted({pair.binding for pair in abi.table()}))
-def test_every_binding_of_the_table_declares_the_same_functions(pair, binding):
-    others = [other for other in abi.table() if other.binding == binding]
-    assert all(other.calls == pair.calls for other in others)
-
-
-def test_the_installed_binding_declares_what_the_table_says(pair):
-    assert llama.signatures(pair.calls) == pair.calls
-
-
-@pytest.mark.parametrize(
-    ("said", "name"),
-    [
-        ("pointer(penalty_last_n: int32, penalty_repeat: float32)", "llama_sampler_init_penalties"),
-        ("missing", "llama_state_seq_get_size"),
-    ],
-)
-def test_a_binding_with_other_parameters_is_refused(pair, said, name):
-    with pytest.raises(abi.AbiError, match=rf"{name} is {re.escape(said)} in the installed llama-cpp-python and "):
-        abi.check_calls(pair, {**pair.calls, name: said})
-
-
-def test_a_function_that_the_binding_lacks_is_told_as_missing():
-    assert llama.signatures(["llama_no_such_thing"]) == {"llama_no_such_thing": "missing"}
 
 
 def test_a_library_whose_sampler_takes_its_values_in_another_order_is_refused():
     def swapped(size, *, presence_penalty=0.0, frequency_penalty=0.0, **step):
         return llama.Sampler(size, presence_penalty=frequency_penalty, frequency_penalty=presence_penalty, **step)
 
-    with pytest.raises(abi.AbiError, match=r"samples wrongly: with \{'frequency_penalty': 1.0\} it chooses"):
+    with pytest.raises(builds.AbiError, match=r"samples wrongly: with \{'frequency_penalty': 1.0\} it chooses"):
         abi.check_sampling(swapped)
     abi.check_sampling(llama.Sampler)
 
@@ -146,7 +131,7 @@ def test_another_logit_is_refused(wrong):
         logits[17] = wrong
         return logits
 
-    with pytest.raises(abi.AbiError, match=r"1 of 260 logits of abi\.gguf are off by more than 0\.02"):
+    with pytest.raises(builds.AbiError, match=r"1 of 260 logits of abi\.gguf are off by more than 0\.02"):
         abi.check_logits(evaluate)
 
 
@@ -181,7 +166,7 @@ def test_a_library_that_is_missing_or_broken_is_refused(tmp_path, break_it, said
     folder = tmp_path / "lib"
     shutil.copytree(llama.LIBRARIES, folder)
     break_it(folder)
-    with pytest.raises(abi.AbiError, match=rf"libllama in {folder} cannot be used: .*({said})"):
+    with pytest.raises(builds.AbiError, match=rf"libllama in {folder} cannot be used: .*({said})"):
         abi.inspect(folder)
 
 
@@ -190,7 +175,7 @@ def test_a_library_that_brings_its_process_down_is_refused(tmp_path):
     source.write_text("#include <stdlib.h>\nconst char *llama_version(void) { abort(); }\n", encoding="utf-8")
     for name in ("libllama.so", "libggml-base.so"):
         subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / name, source], check=True)
-    with pytest.raises(abi.AbiError, match="cannot be used: exit status -6"):
+    with pytest.raises(builds.AbiError, match="cannot be used: exit status -6"):
         abi.inspect(tmp_path)
 
 
@@ -200,4 +185,4 @@ def test_a_server_over_a_missing_library_ends_with_a_sentence(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "Traceback" not in done.stdout + done.stderr
-    assert "llama-cpp-python cannot use its libllama" in done.stdout + done.stderr
+    assert f"the libllama in {tmp_path} cannot be used" in done.stdout + done.stderr

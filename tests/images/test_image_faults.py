@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import shutil
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import boto3
 import pytest
@@ -13,7 +15,7 @@ from botocore.stub import Stubber
 
 from steelyard.build_programs import container_tool, registry
 from steelyard_base.exit_codes import CommandError, ExitCode
-from steelyard_runtime.engine import abi, llama
+from steelyard_runtime.engine import abi, builds, llama
 
 pytestmark = pytest.mark.containers
 
@@ -58,7 +60,7 @@ def test_a_base_that_is_not_pinned_is_refused(recipe, reference):
 
 
 def test_a_build_of_llama_cpp_that_is_not_in_the_table_is_refused(recipe):
-    with pytest.raises(CommandError, match=r"no binding is known for llama\.cpp b1; abi\.toml has b10435"):
+    with pytest.raises(CommandError, match=r"llama\.cpp b1 is not a build that is known; abi\.toml has b10435"):
         replace(recipe, llama_cpp="b1").arguments()
 
 
@@ -70,12 +72,12 @@ def test_a_base_with_another_build_than_announced_is_refused(capfd, recipe):
 def test_a_base_whose_build_is_not_in_the_table_is_refused(capfd, recipe, derived_base):
     base = derived_base("RUN sed -i s/b10435/b9999/ /root/THIRD_PARTY_SOURCE_CODE_URLS")
     said = refused(capfd, recipe, BASE_IMAGE=base, LLAMA_CPP_BUILD="b9999")
-    assert "no binding is known for llama.cpp b9999" in said
+    assert "llama.cpp b9999 is not a build that is known" in said
 
 
-def test_a_binding_that_does_not_go_with_the_base_is_refused(capfd, recipe):
-    said = refused(capfd, recipe, BINDING="0.3.36")
-    assert "llama.cpp b10435 goes with llama-cpp-python 0.3.35, but BINDING says 0.3.36" in said
+def test_an_interface_that_does_not_go_with_the_base_is_refused(capfd, recipe):
+    said = refused(capfd, recipe, INTERFACE="b1")
+    assert f"llama.cpp {recipe.llama_cpp} has the interface {recipe.interface}, but INTERFACE says b1" in said
 
 
 def test_a_base_without_a_library_is_refused(capfd, recipe, derived_base):
@@ -92,7 +94,7 @@ def test_a_foreign_library_is_refused_when_the_image_is_built(capfd, recipe, der
     shutil.copytree(llama.LIBRARIES, tmp_path / "foreign")
     base = derived_base("RUN rm -r /opt/llama.cpp/bin\nCOPY foreign /opt/llama.cpp/bin")
     said = refused(capfd, recipe, BASE_IMAGE=base)
-    assert "is another build than llama-cpp-python 0.3.35 was made for" in said
+    assert "it is another build; put the right library there" in said
 
 
 def test_a_foreign_library_is_refused_when_a_server_starts(cpu_image, tmp_path):
@@ -103,28 +105,59 @@ def test_a_foreign_library_is_refused_when_a_server_starts(cpu_image, tmp_path):
     words = ["docker", "run", "--rm", "--network", "none", *volumes, cpu_image, "serve"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "is another build than llama-cpp-python 0.3.35 was made for" in done.stdout
+    assert "it is another build; put the right library there" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_a_server_that_is_told_of_a_pair_that_is_not_in_the_table_does_not_start(cpu_image):
+def test_a_server_that_is_told_of_a_build_that_is_not_in_the_table_does_not_start(cpu_image):
     words = ["docker", "run", "--rm", "--network", "none", "--env", "LLAMA_CPP_BUILD=b9999", cpu_image, "serve"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "llama.cpp b9999 with llama-cpp-python 0.3.35 is not a pair that is known to fit" in done.stdout
+    assert "llama.cpp b9999 is not a build that is known" in done.stdout
 
 
-def test_the_library_of_the_base_is_refused_under_the_newer_binding(base, monkeypatch):
-    """The other way round: this environment's binding, over the base's older library."""
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(base.libraries))
-    pair = abi.find(abi.BUNDLED, llama.BINDING_VERSION)
+def test_the_library_of_the_base_is_refused_as_that_of_a_checkout(base):
+    """The other way round: this environment's declarations, over the base's older library."""
+    bundled = builds.find(builds.BUNDLED)
+    sizes = llama.struct_sizes(bundled.structs)
     found = abi.inspect(base.libraries)
-    assert found.sizes == abi.binding_for("b10435").sizes
-    with pytest.raises(abi.AbiError, match="is another build than llama-cpp-python"):
-        abi.check_library(pair, found, base.libraries)
-    blind = replace(pair, llama_version=None, ggml_version=None)
-    with pytest.raises(abi.AbiError, match=r"llama_model_params has 72 bytes in the libllama in .* and 80 in"):
-        abi.check_library(blind, found, base.libraries)
+    with pytest.raises(builds.AbiError, match=r"libllama in .* is version .*: it is another build"):
+        abi.check_library(bundled, found, sizes=sizes, libraries=base.libraries)
+    blind = replace(bundled, llama_version=None, ggml_version=None)
+    if builds.find(base.llama_cpp).interface == bundled.interface:
+        abi.check_library(blind, found, sizes=sizes, libraries=base.libraries)
+        return
+    with pytest.raises(builds.AbiError, match=r"llama_model_params has 72 bytes in the libllama in .* and 80 in the"):
+        abi.check_library(blind, found, sizes=sizes, libraries=base.libraries)
+
+
+COMMIT = "0123456789abcdef" * 2 + "01234567"
+
+
+@pytest.mark.parametrize(
+    ("line", "commit", "said"),
+    [
+        ("llama.cpp b10435 https://example.com/", None, ""),
+        (f"llama.cpp {COMMIT} https://example.com/", COMMIT, ""),
+        (f"llama.cpp {COMMIT} https://example.com/", COMMIT[::-1], f"the base image has llama.cpp {COMMIT}, but"),
+        (f"llama.cpp {COMMIT} https://example.com/", None, f'write commit = "{COMMIT}" into its row'),
+        ("llama.cpp b10434 https://example.com/", COMMIT, "the base image has llama.cpp b10434, but"),
+        ("llama.cpp 0123abc https://example.com/", COMMIT, "does not say which llama.cpp it has"),
+    ],
+)
+def test_a_base_names_its_llama_cpp_by_tag_or_by_commit(tmp_path, monkeypatch, line, commit, said):
+    spec = importlib.util.spec_from_file_location("assemble", Path("images/assemble.py").resolve())
+    assemble = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(assemble)
+    record = tmp_path / "sources"
+    record.write_text(f"\nOther 1.0 https://example.com/\n{line}\n", encoding="utf-8")
+    monkeypatch.setattr(assemble, "RECORD_OF_SOURCES", record)
+    monkeypatch.setattr(assemble, "LIBRARIES", tmp_path)
+    if not said:
+        assemble.check_build("b10435", commit=commit)
+        return
+    with pytest.raises(assemble.BaseImageError, match=said):
+        assemble.check_build("b10435", commit=commit)
 
 
 @pytest.mark.parametrize(

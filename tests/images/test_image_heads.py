@@ -55,7 +55,7 @@ def release_of(cloud: LocalCloud, model: Path, image: str, *, llama_cpp: str, fo
     body = model.read_bytes()
     published = small_builds.publish_model(cloud.client("s3"), bucket=BUCKET, name="tiny", file=body)
     file = {"name": model.name, "role": "weights", "size": len(body), "sha256": small_builds.sha256(body)}
-    build = {"base_digest": image, "binding": "0.3.35", "sbom": {"key": "sbom.json", "sha256": "e" * 64}}
+    build = {"base_digest": image, "interface": "b10429", "sbom": {"key": "sbom.json", "sha256": "e" * 64}}
     decided = for_builds(pack([f"{NAME}@1"], folder=folder), {llama_cpp})
     return parse_release(
         sealed(

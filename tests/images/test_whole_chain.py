@@ -60,7 +60,7 @@ def test_from_a_pinned_model_to_a_deployed_image_and_back(
     steelyard("up", "--local", "--build", "--allow-dirty", "--home", home, "--bases", bases)
     [built] = (home / "releases").glob("*.json")
     release = json.loads(built.read_text(encoding="utf-8"))
-    assert release["images"]["decision"]["cpu"]["build"]["binding"] == "0.3.35"
+    assert release["images"]["decision"]["cpu"]["build"]["interface"] == "b10429"
 
     bucket = release_bucket(cloud)
     pushed = steelyard("model", "push", MODEL, "--bucket", bucket, "--region", cloud.details.region, cloud=cloud)
@@ -69,7 +69,7 @@ def test_from_a_pinned_model_to_a_deployed_image_and_back(
     steelyard("release", "show", built)
     assert "differs" not in steelyard("release", "verify", built, "--env", "dev", cloud=cloud)
     answer = steelyard("invoke", "decision", "examples/ticket.json", "--json", cloud=cloud)
-    assert "llama-cpp-python 0.3.35" in answer, "it comes from the image, not from a process of this checkout"
+    assert "llama.h of b10429" in answer, "it comes from the image, not from a process of this checkout"
 
     steelyard("down", "--local", "--home", home, "--yes")
     assert running_cloud(home) is None

@@ -147,7 +147,7 @@ def test_the_buildspec_is_that_of_images_and_uses_the_projects_variables(stack, 
     assert text == (at_root / BUILDSPEC).read_text(encoding="utf-8")
     spec = yaml.safe_load(text)
     assert set(spec["env"]["exported-variables"]) == {
-        *("IMAGE_DIGEST", "IMAGE_URI", "IMAGE_MEDIA_TYPE", "IMAGE_BASE_DIGEST", "IMAGE_LLAMA_CPP", "IMAGE_BINDING"),
+        *("IMAGE_DIGEST", "IMAGE_URI", "IMAGE_MEDIA_TYPE", "IMAGE_BASE_DIGEST", "IMAGE_LLAMA_CPP", "IMAGE_INTERFACE"),
         *("IMAGE_SBOM_KEY", "IMAGE_SBOM_SHA256"),
     }
     assert {phase["on-failure"] for phase in spec["phases"].values()} == {"ABORT"}

@@ -145,7 +145,7 @@ class Account:
         exported = ["MODEL_KEY", "MODEL_MANIFEST_SHA256"]
         if what == "image":
             exported = [
-                *("IMAGE_DIGEST", "IMAGE_MEDIA_TYPE", "IMAGE_BASE_DIGEST", "IMAGE_LLAMA_CPP", "IMAGE_BINDING"),
+                *("IMAGE_DIGEST", "IMAGE_MEDIA_TYPE", "IMAGE_BASE_DIGEST", "IMAGE_LLAMA_CPP", "IMAGE_INTERFACE"),
                 *("IMAGE_SBOM_KEY", "IMAGE_SBOM_SHA256"),
             ]
         spec = _SPEC.format(python=sys.executable, program=PROGRAM, exported=", ".join(exported))

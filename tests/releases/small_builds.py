@@ -86,7 +86,7 @@ def build_image(environment: dict[str, str]) -> dict[str, str]:
         "org.opencontainers.image.base.digest": environment.get("LABELLED_BASE", base),
         "org.opencontainers.image.revision": environment["SOURCE_REVISION"],
         "steelyard.llama-cpp": "b10433",
-        "steelyard.llama-cpp-python": "0.3.35",
+        "steelyard.llama-cpp-interface": "b10429",
     }
     digest = push_image(environment["REGISTRY"], environment["REPOSITORY_PATH"], login=(user, password), labels=labels)
     sbom = json.dumps({"bomFormat": "CycloneDX", "of": digest}).encode()
@@ -97,7 +97,7 @@ def build_image(environment: dict[str, str]) -> dict[str, str]:
         "IMAGE_MEDIA_TYPE": DOCKER,
         "IMAGE_BASE_DIGEST": base,
         "IMAGE_LLAMA_CPP": "b10433",
-        "IMAGE_BINDING": "0.3.35",
+        "IMAGE_INTERFACE": "b10429",
         "IMAGE_SBOM_KEY": key,
         "IMAGE_SBOM_SHA256": sha256(sbom),
     }

@@ -73,7 +73,7 @@ def test_a_release_is_built_and_says_what_is_there(aws: Aws, account: Account, h
         each["imageDigest"] for each in account.client("ecr").list_images(repositoryName=REPOSITORY)["imageIds"]
     ]
     assert image.build is not None
-    assert (image.build.base_digest, image.build.binding, image.llama_cpp) == (account.base, "0.3.35", "b10433")
+    assert (image.build.base_digest, image.build.interface, image.llama_cpp) == (account.base, "b10429", "b10433")
     tagged = account.client("ecr").batch_get_image(
         repositoryName=REPOSITORY, imageIds=[{"imageTag": f"release-{release.id}-cpu"}]
     )["images"]

@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[Path, Path]:
-    """Two releases that differ in the binding of their image."""
+    """Two releases that differ in the interface of their image."""
     other = content()
-    other["images"]["decision"]["cpu"]["build"]["binding"] = "0.3.36"
+    other["images"]["decision"]["cpu"]["build"]["interface"] = "b10883"
     return tuple(write_release(sealed(each), folder=tmp_path)[1] for each in (content(), other))  # type: ignore[return-value]
 
 
@@ -42,10 +42,10 @@ def test_diff(two: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> Non
     assert run(["release", "diff", *map(str, two), "--json"]) == ExitCode.OK
     said = json.loads(capsys.readouterr().out)
     assert (said["before"], said["after"]) == (two[0].stem, two[1].stem)
-    change = {"part": "images.decision.cpu", "what": "build.binding", "before": "0.3.35", "after": "0.3.36"}
+    change = {"part": "images.decision.cpu", "what": "build.interface", "before": "b10429", "after": "b10883"}
     assert said["changes"] == [change]
     assert run(["release", "diff", *map(str, two)]) == ExitCode.OK
-    assert "build.binding" in capsys.readouterr().out
+    assert "build.interface" in capsys.readouterr().out
     assert run(["release", "diff", str(two[0]), str(two[0])]) == ExitCode.OK
     assert "are the same" in capsys.readouterr().out
 

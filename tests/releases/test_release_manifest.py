@@ -22,7 +22,7 @@ IMAGE = {"architecture": "x86_64", "llama_cpp": "b10433"}
 DOCKER = "application/vnd.docker.distribution.manifest.v2+json"
 BUILD = {
     "base_digest": "sha256:" + "c" * 64,
-    "binding": "0.3.35",
+    "interface": "b10429",
     "sbom": {"key": "images/dd/sbom.cdx.json", "sha256": "e" * 64},
 }
 
@@ -188,7 +188,7 @@ def test_a_sample_is_refused_on_aws() -> None:
 
 def test_what_changes_is_said_by_part() -> None:
     def change(data: dict[str, Any]) -> None:
-        image_of(data)["build"]["binding"] = "0.3.36"
+        image_of(data)["build"]["interface"] = "b10883"
         data["models"]["decision"]["files"][0]["sha256"] = "9" * 64
         data["models"]["chat"] = copy.deepcopy(content()["models"]["decision"])
         data["prompts"] = []
@@ -198,7 +198,7 @@ def test_what_changes_is_said_by_part() -> None:
     assert changes(before, before) == []
     found = {(each.part, each.what): (each.before, each.after) for each in changes(before, after)}
     assert found == {
-        ("images.decision.cpu", "build.binding"): ("0.3.35", "0.3.36"),
+        ("images.decision.cpu", "build.interface"): ("b10429", "b10883"),
         ("models.decision", "files.tiny.gguf.sha256"): ("a" * 64, "9" * 64),
         ("models.chat", ""): (None, "tiny"),
         ("prompts.decision", ""): ("f" * 64, None),

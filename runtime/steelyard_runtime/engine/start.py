@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from steelyard_runtime.engine import abi, cores, llama, memory, model_files, trial
+from steelyard_runtime.engine import abi, builds, cores, llama, memory, model_files, trial
 from steelyard_runtime.engine.core import LlamaEngine
 from steelyard_runtime.engine.executor import Contexts, Execution
 from steelyard_runtime.engine.interface import EngineIdentity, Memory, ModelInfo, Probe
@@ -36,18 +36,18 @@ def start_engine(settings: Settings, *, turns: Turns | None = None) -> LlamaEngi
         turns: Decides between decisions and chats; by default by time.
 
     Raises:
-        EngineStartError: A libllama that the binding was not made for, no such file, a broken one, too little memory,
+        EngineStartError: A libllama of another build, no such file, a broken one, too little memory,
             no GPU, or a self-test that failed.
     """
     try:
         return _start(settings, turns)
-    except (abi.AbiError, model_files.ModelFileError, llama.LlamaError, trial.TrialError) as error:
+    except (builds.AbiError, model_files.ModelFileError, llama.LlamaError, trial.TrialError) as error:
         raise EngineStartError(str(error)) from error
 
 
 def _start(settings: Settings, turns: Turns | None) -> LlamaEngine:
     watch = Stopwatch()
-    pair = abi.prove()
+    build = abi.prove()
     watch.lap("library")
     files = model_files.resolve(settings.model_path)
     with ThreadPoolExecutor(1, thread_name_prefix="model-sha256") as pool:
@@ -86,7 +86,7 @@ def _start(settings: Settings, turns: Turns | None) -> LlamaEngine:
     identity = EngineIdentity(
         model=_model_info(files, model, sha256=sha256, allowed=allowed),
         probe=_untested(model.memory, note=note),
-        llama_cpp=pair.build,
+        llama_cpp=build.name,
         binding=llama.BINDING,
         system_info=llama.system_info(),
         device="gpu" if model.offloaded else "cpu",

@@ -1,4 +1,4 @@
-"""llama.cpp: the only importer of llama_cpp, a typed and checked surface over the C API. No policy here.
+"""llama.cpp: the only loader of libllama, a typed and checked surface over the C API. No policy here.
 
 ``library`` is the loaded libllama, ``model`` the weights and their vocabulary, ``context`` what evaluates, ``sampler``
 what chooses tokens. Nothing here is safe to call from two threads at once, except ``Vocabulary``, which only reads.
@@ -19,14 +19,13 @@ from steelyard_runtime.engine.llama.context import (
 )
 from steelyard_runtime.engine.llama.library import (
     BINDING,
-    BINDING_VERSION,
+    BUILD,
     LIBRARIES,
     L,
     LlamaError,
     default_values,
     gpu_available,
     llama_version,
-    signatures,
     struct_sizes,
     system_info,
 )
@@ -35,7 +34,7 @@ from steelyard_runtime.engine.llama.sampler import SEEDS, Sampler
 
 __all__ = [
     "BINDING",
-    "BINDING_VERSION",
+    "BUILD",
     "CACHE_TYPES",
     "LIBRARIES",
     "NODES_BETWEEN_STOPS",
@@ -57,7 +56,6 @@ __all__ = [
     "logits_of_file",
     "opened",
     "room",
-    "signatures",
     "struct_sizes",
     "system_info",
 ]

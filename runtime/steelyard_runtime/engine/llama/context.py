@@ -181,8 +181,8 @@ class Context:
         for name, (asked, read) in wanted.items():
             if (got := int(read(self.pointer))) != asked:
                 raise LlamaError(
-                    f"{name} was set to {asked} and libllama says {got}: the library is not the build that {BINDING} "
-                    "was made for; reinstall both from one release"
+                    f"{name} was set to {asked} and libllama says {got}: the library has another interface than "
+                    f"{BINDING}; put the right one there, or name its build in LLAMA_CPP_BUILD"
                 )
 
     def decode(self, runs: Sequence[Run], *, between: Callable[[], None] | None = None) -> list[Logits]:

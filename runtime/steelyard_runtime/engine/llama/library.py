@@ -1,31 +1,55 @@
-"""The loaded libllama: its version, its log, its errors, and how the binding declares its functions."""
+"""The loaded libllama: its declarations, its version, its log, its errors."""
 
 from __future__ import annotations
 
 import ctypes
-import inspect
+import os
 import re
 from collections import deque
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-try:
-    import llama_cpp
-    import llama_cpp.llama_cpp as binding
-    from llama_cpp._ggml import libggml as ggml
-except (AttributeError, OSError, RuntimeError) as error:
-    raise ImportError(
-        f"llama-cpp-python cannot use its libllama: {error}. The library is missing, or of another build than the "
-        "binding was made for; install both from one release"
-    ) from error
-
+from steelyard_runtime.engine import builds
+from steelyard_runtime.engine.llama.declarations import declared
 from steelyard_runtime.legible import legible
 
-L: Any = llama_cpp  # its functions are named as in llama.h
-BINDING_VERSION = str(L.__version__)
-BINDING = f"llama-cpp-python {BINDING_VERSION}"
-LIBRARIES = Path(binding._base_path)  # the folder that the binding took libllama from
+FOLDER_VARIABLE = "LLAMA_CPP_LIB_PATH"
+"""Set in an image, to the folder in which its base has llama.cpp's libraries."""
+
+
+def _folder() -> Path:
+    """Return the folder of the libraries: the one that is named, or the one into which pip built them."""
+    if named := os.environ.get(FOLDER_VARIABLE):
+        return Path(named)
+    package = find_spec("llama_cpp")  # not imported: it declares what the library may not have
+    if package is None or package.origin is None:
+        raise ImportError(f"there is no libllama: llama-cpp-python is not installed, and {FOLDER_VARIABLE} is not set")
+    return Path(package.origin).parent / "lib"
+
+
+def _loaded(folder: Path) -> tuple[Any, Any, builds.Build]:
+    """Load libggml and libllama, and declare the latter's functions as its build has them."""
+    try:
+        build = builds.current()
+    except builds.AbiError as error:
+        raise ImportError(str(error)) from error
+    try:
+        # In this order, so that each finds what it needs, wherever the folder is.
+        ctypes.CDLL(str(folder / "libggml-base.so"), mode=ctypes.RTLD_GLOBAL)
+        ggml = ctypes.CDLL(str(folder / "libggml.so"), mode=ctypes.RTLD_GLOBAL)
+        return ggml, declared(build, ctypes.CDLL(str(folder / "libllama.so"))), build
+    except (AttributeError, OSError) as error:
+        raise ImportError(
+            f"the libllama in {folder} cannot be used: {error}. The library is missing, or is not llama.cpp "
+            f"{build.llama_cpp}; put the right one there"
+        ) from error
+
+
+LIBRARIES = _folder()
+ggml, L, BUILD = _loaded(LIBRARIES)  # L's functions are named as in llama.h
+BINDING = f"llama.h of {BUILD.interface}"
 ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
 ggml.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
 ggml.ggml_backend_load_all_from_path.restype = None
@@ -51,8 +75,8 @@ class Log:
     def __init__(self) -> None:
         self.lines: deque[tuple[int, str]] = deque(maxlen=400)
         self._level = 0
-        self._callback = L.llama_log_callback(self._take)  # kept: C holds only a pointer
-        L.llama_log_set(self._callback, ctypes.c_void_p(0))
+        self._callback = L.ggml_log_callback(self._take)  # kept: C holds only a pointer
+        L.llama_log_set(self._callback, None)
 
     def _take(self, level: int, text: bytes, _: object) -> None:
         line = text.decode("utf-8", "replace").rstrip("\n")
@@ -105,12 +129,12 @@ def gpu_available() -> bool:
 
 
 def struct_sizes(names: Iterable[str]) -> dict[str, int]:
-    """Bytes of the binding's structs, by name."""
-    return {name: ctypes.sizeof(getattr(binding, name)) for name in names}
+    """Bytes of the declared structs, by name."""
+    return {name: ctypes.sizeof(getattr(L, name)) for name in names}
 
 
 def default_values() -> dict[str, dict[str, Any]]:
-    """The library's default parameters as the binding reads them: members that are numbers, by struct."""
+    """The library's default parameters as they are declared: members that are numbers, by struct."""
     found = {
         "llama_model_params": L.llama_model_default_params(),
         "llama_context_params": L.llama_context_default_params(),
@@ -121,41 +145,3 @@ def default_values() -> dict[str, dict[str, Any]]:
 def _numbers(values: Any) -> dict[str, Any]:
     members = {name: getattr(values, name) for name, *_ in values._fields_}
     return {name: value for name, value in members.items() if isinstance(value, int | float)}
-
-
-_NUMBERS = {"?": "bool", "f": "float32", "d": "float64"}
-_SIGNED = "bhilq"
-
-
-def signatures(names: Iterable[str]) -> dict[str, str]:
-    """Return the binding's declarations by function: result and parameters; "missing" where it has none.
-
-    >>> signatures(["llama_sampler_init_min_p"])
-    {'llama_sampler_init_min_p': 'pointer(p: float32, min_keep: uint64)'}
-    """
-    return {name: _signature(getattr(L, name, None)) for name in names}
-
-
-def _signature(function: Any) -> str:
-    if not hasattr(function, "argtypes"):
-        return "missing"
-    names = list(inspect.signature(function.__wrapped__).parameters)
-    kinds = [_kind(declared) for declared in function.argtypes]
-    parameters = ", ".join(f"{name}: {kind}" for name, kind in zip(names, kinds, strict=False))
-    if len(names) != len(kinds):
-        parameters = f"{len(names)} names for {len(kinds)} parameters"
-    return f"{_kind(function.restype)}({parameters})"
-
-
-def _kind(declared: Any) -> str:
-    """A C type as it is passed: numbers by their size, structs by their name, everything else an address."""
-    if declared is None:
-        return "void"
-    if issubclass(declared, ctypes.Structure):
-        return str(declared.__name__)
-    code = getattr(declared, "_type_", None)
-    if not isinstance(code, str) or code in "zZP":
-        return "pointer"
-    if code in _NUMBERS:
-        return _NUMBERS[code]
-    return f"{'' if code in _SIGNED else 'u'}int{8 * ctypes.sizeof(declared)}"
