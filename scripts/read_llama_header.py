@@ -31,7 +31,7 @@ NUMBERS = {
 CALLBACKS = ("ggml_abort_callback", "ggml_backend_sched_eval_callback", "ggml_log_callback")
 """Types of ggml's headers that are functions."""
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_NAME = r"[A-Za-z_]\w*"
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
 class HeaderError(Exception):
