@@ -10,14 +10,13 @@ from typing import Literal
 
 from constructs import Construct
 
+from steelyard_constructs.chat_flags import PREFIX, check_flags_of_build, flag_of
 from steelyard_constructs.declared_endpoint import check_gpu_layers
 from steelyard_constructs.endpoint import Endpoint, EndpointProps
 from steelyard_constructs.hardware import Hardware
 from steelyard_constructs.model_artifact import MODEL_FOLDER, HubModel, ModelArtifact
 from steelyard_constructs.numeric import check_finite, check_whole
 from steelyard_constructs.refusal import Refused
-
-PREFIX = "SM_LLAMA_CPP_"
 
 # More than any model has: every build of llama-server takes it for "all".
 _ALL_LAYERS = 999
@@ -55,8 +54,9 @@ class ChatFlags:
         jinja: Whether the template is rendered with Jinja, which tools need.
         cont_batching: Whether requests share batches.
         context_shift: Whether old tokens are dropped when the context is full.
-        mmap: Whether the model is mapped rather than read.
-        mlock: Whether the model is kept in memory.
+        load_mode: How the model is loaded.
+        mmap: Whether the model is mapped rather than read, up to b10435; later builds have ``load_mode`` only.
+        mlock: Whether the model is kept in memory, up to b10435 likewise.
         warmup: Whether the model is run once at the start.
         metrics: Whether ``/metrics`` is served inside the container.
         extra: Further flags by their name without dashes in front, such as ``{"cache-reuse": 256}``.
@@ -79,6 +79,7 @@ class ChatFlags:
     jinja: bool | None = None
     cont_batching: bool | None = None
     context_shift: bool | None = None
+    load_mode: Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"] | None = None
     mmap: bool | None = None
     mlock: Literal[True] | None = None
     warmup: bool | None = None
@@ -88,8 +89,8 @@ class ChatFlags:
     def environment(self) -> dict[str, str]:
         """The container's variables for these flags.
 
-        >>> ChatFlags(ctx_size=8192, mmap=False).environment()
-        {'SM_LLAMA_CPP_CTX_SIZE': '8192', 'SM_LLAMA_CPP_NO_MMAP': 'true'}
+        >>> ChatFlags(ctx_size=8192, warmup=False).environment()
+        {'SM_LLAMA_CPP_CTX_SIZE': '8192', 'SM_LLAMA_CPP_NO_WARMUP': 'true'}
 
         Raises:
             Refused: A flag of ``extra`` cannot be passed on.
@@ -173,7 +174,8 @@ class ChatEndpoint(Endpoint):
             own[_variable("n-gpu-layers")] = str(layers)
         for name, value in props.environment.items():
             if name.startswith(PREFIX) and name not in own:
-                _check_flag(name.removeprefix(PREFIX).lower().replace("_", "-"), value)
+                _check_flag(flag_of(name), value)
+        check_flags_of_build([*own, *props.environment], props.image.llama_cpp)
         if isinstance(model, HubModel):
             props = dataclasses.replace(props, network_isolation=False)
         super().__init__(scope, id, props=props, source=model, own_environment=own)

@@ -23,6 +23,7 @@ _PRIVATE_URI = re.compile(
     r"(?P<account>[0-9]{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(?P<repository>[^:@]+)@(?P<digest>.+)"
 )
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
+_BUILD = re.compile(r"b[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class ImageReference:
         cuda: Version of CUDA in it, such as ``13.0``, or None for an image without CUDA.
         account: Registry that holds it; None means the account of the stack.
         region: Region of the registry; None means the region of the stack.
+        llama_cpp: The build of llama.cpp in it, such as ``b10433``, or None where that is not known.
         published: Whether it is an AWS Deep Learning Container; ``account`` None then means AWS's regional registry.
     """
 
@@ -45,6 +47,7 @@ class ImageReference:
     cuda: str | None = None
     account: str | None = None
     region: str | None = None
+    llama_cpp: str | None = None
     published: bool = False
 
     def __post_init__(self) -> None:
@@ -69,6 +72,10 @@ class ImageReference:
             raise Refused(f"image {self.repository!r} is of account {self.account!r}; an account is 12 digits")
         if self.cuda is not None and not _CUDA.fullmatch(self.cuda):
             raise Refused(f"image {self.repository!r} has CUDA {self.cuda!r}; write it as MAJOR.MINOR, such as 13.0")
+        if self.llama_cpp is not None and not _BUILD.fullmatch(self.llama_cpp):
+            raise Refused(
+                f"image {self.repository!r} has llama.cpp {self.llama_cpp!r}; write the build, such as b10433"
+            )
 
     @classmethod
     def parse(
@@ -109,6 +116,7 @@ class ImageReference:
         digest: str,
         architecture: Architecture = Architecture.X86_64,
         cuda: str | None = None,
+        llama_cpp: str | None = None,
         account: str | None = None,
         repository: str | None = None,
     ) -> ImageReference:
@@ -118,6 +126,7 @@ class ImageReference:
             digest: Digest in that region's registry.
             architecture: Instruction set of the image.
             cuda: CUDA version of the GPU image; None for a CPU image.
+            llama_cpp: Build of llama.cpp in it; flags of chat endpoints are checked against it.
             account: Account of the regional registry, where the CDK's ``region_info`` does not know it.
             repository: Name of the repository there; that of the architecture unless set.
 
@@ -129,6 +138,7 @@ class ImageReference:
             digest=digest,
             architecture=architecture,
             cuda=cuda,
+            llama_cpp=llama_cpp,
             account=account,
             published=True,
         )

@@ -8,6 +8,7 @@ from steelyard.environments.schema import Endpoint, Environment, endpoint_faults
 from steelyard.releases.manifest import Release
 from steelyard.releases.served import head_faults, served_by, serving_build
 from steelyard_base.exit_codes import CommandError, ExitCode
+from steelyard_constructs.chat_flags import check_flags_of_build
 from steelyard_constructs.declared_endpoint import Check, check_endpoint_image
 from steelyard_constructs.images import ImageReference
 from steelyard_constructs.refusal import Refused
@@ -71,4 +72,7 @@ def _check_shadows(endpoint: Endpoint, served: Sequence[str]) -> None:
 
 
 def _check_image(environment: Environment, endpoint: Endpoint, release: Release) -> None:
-    check_endpoint_image(endpoint, image_of(environment, endpoint, release), region=environment.region)
+    image = image_of(environment, endpoint, release)
+    check_endpoint_image(endpoint, image, region=environment.region)
+    if endpoint.kind == "chat":
+        check_flags_of_build(endpoint.environment, image.llama_cpp)

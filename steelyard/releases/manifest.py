@@ -222,6 +222,7 @@ class ReleasedImage(Strict):
             digest=self.digest,
             architecture=self.architecture,
             cuda=self.cuda,
+            llama_cpp=self.llama_cpp,
             account=account,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from dataclasses import replace
 from typing import Any
 
 import aws_cdk as cdk
@@ -162,6 +163,19 @@ def test_a_switch_is_turned_off_by_its_other_name_because_the_container_drops_fa
     assert ChatFlags(**{switch: True}).environment() == {f"SM_LLAMA_CPP_{switch.upper()}": "true"}
 
 
+@pytest.mark.parametrize(
+    ("llama_cpp", "flags"),
+    [
+        ("b10433", ChatFlags(mmap=False, mlock=True)),
+        ("b10435", ChatFlags(mmap=True, load_mode="mmap")),
+        ("b10883", ChatFlags(load_mode="none", extra={"lazy-mode": "on"})),
+        ("b11434", ChatFlags(extra={"nextn": 1})),
+    ],
+)
+def test_flags_that_the_build_has_are_taken(llama_cpp, flags):
+    assert environment(**of_build(llama_cpp), flags=flags).items() >= flags.environment().items()
+
+
 def test_no_flag_no_variable():
     assert ChatFlags().environment() == {}
 
@@ -232,6 +246,10 @@ def test_what_the_kinds_have_in_common_works_here_too():
     assert (made.endpoint_name, made.variant_name) == ("chat", "primary")
 
 
+def of_build(llama_cpp: str) -> dict[str, Any]:
+    return {"image": replace(ON_CPU["image"], llama_cpp=llama_cpp)}
+
+
 REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a model whose file is not named": (
         {"model": ModelArtifact("models", "qwen/", 10)},
@@ -274,6 +292,22 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a flag set twice": (
         {"flags": ChatFlags(ctx_size=1), "environment": {"SM_LLAMA_CPP_CTX_SIZE": "2"}},
         ["the environment sets SM_LLAMA_CPP_CTX_SIZE", "use the endpoint's own setting"],
+    ),
+    "a switch that its build has no more": (
+        {**of_build("b10964"), "flags": ChatFlags(mmap=False)},
+        ["'no-mmap' would stop the container of llama.cpp b10964: b10883 does not have it any more", "set load-mode"],
+    ),
+    "a flag of the environment that its build has no more": (
+        {**of_build("b10883"), "environment": {"SM_LLAMA_CPP_MLOCK": "true"}},
+        ["'mlock' would stop the container of llama.cpp b10883"],
+    ),
+    "a flag that its build does not have yet": (
+        {**of_build("b10433"), "flags": ChatFlags(extra={"lazy-mode": "on"})},
+        ["'lazy-mode' would stop the container of llama.cpp b10433: b10435 does not have it yet", "leave it out"],
+    ),
+    "a flag of which its build is not known to have it": (
+        {**of_build("b10600"), "flags": ChatFlags(mlock=True)},
+        ["it went after b10435 and not after b10883, so b10600 may have it or not"],
     ),
     "layers on a GPU that is not there": (
         {"gpu_layers": -1},

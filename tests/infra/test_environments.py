@@ -310,6 +310,11 @@ RELEASES_REFUSED: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], Non
         None,
         "release 'sample' has no model for the role 'large'; it has chat, decision",
     ),
+    "a flag that the build of llama.cpp has no more": (
+        decision(kind="chat", environment={"SM_LLAMA_CPP_NO_MMAP": "true"}),
+        lambda data: data["images"]["chat"]["cpu"].update(llama_cpp="b10964"),
+        "the flag 'no-mmap' would stop the container of llama.cpp b10964",
+    ),
 }
 
 

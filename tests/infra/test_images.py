@@ -54,6 +54,10 @@ REFUSED = {
         lambda: ImageReference("mine", "v1.2.3"),
         ["image 'mine' is named by 'v1.2.3'", "a tag can be moved", "64 hexadecimal digits"],
     ),
+    "a version for a build of llama.cpp": (
+        lambda: ImageReference("mine", DIGEST, llama_cpp="0.4.1"),
+        ["has llama.cpp '0.4.1'", "such as b10433"],
+    ),
     "a digest cut short": (lambda: ImageReference("mine", DIGEST[:-1]), ["which is not a digest"]),
     "a digest in capitals": (lambda: ImageReference("mine", DIGEST.upper()), ["which is not a digest"]),
     "the public gallery": (
