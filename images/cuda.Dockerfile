@@ -34,8 +34,7 @@ LABEL org.opencontainers.image.title="steelyard decision server, CUDA" \
       org.opencontainers.image.base.digest="${BASE_DIGEST}" \
       steelyard.llama-cpp="${LLAMA_CPP_BUILD}" \
       steelyard.llama-cpp-interface="${INTERFACE}"
-# The base's llama.cpp; where SageMaker puts the model, and the address that its health check reaches. All layers on
-# the GPU, or no start.
+# The base's llama.cpp; where SageMaker puts the model, and what its health check reaches. On the GPU, or no start.
 ENV LLAMA_CPP_BUILD="${LLAMA_CPP_BUILD}" \
     LLAMA_CPP_LIB_PATH=/opt/llama.cpp/bin \
     STEELYARD_MODEL=/opt/ml/model \
