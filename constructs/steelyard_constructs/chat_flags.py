@@ -75,9 +75,7 @@ def check_flags_of_build(variables: Iterable[str], llama_cpp: str | None) -> Non
             continue
         if change.before < build < change.after:
             how = "came" if change.came else "went"
-            why = (
-                f"it {how} after b{change.before} and not after b{change.after}, so {llama_cpp} may have it or not"
-            )
+            why = f"it {how} after b{change.before} and not after b{change.after}, so {llama_cpp} may have it or not"
         elif change.came:
             why = f"b{change.before} does not have it yet"
         else:

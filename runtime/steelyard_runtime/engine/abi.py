@@ -47,11 +47,6 @@ SAMPLED: tuple[tuple[Mapping[str, Any], tuple[int, ...]], ...] = (
 
 MEASURE_TIMEOUT_S = 60.0
 
-    @property
-    def build(self) -> str:
-        """Name of the build for people and for what depends on it; a bundled library has that of its binding."""
-        return f"{BUNDLED}-{self.binding}" if self.llama_cpp == BUNDLED else self.llama_cpp
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
