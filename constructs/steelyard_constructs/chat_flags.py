@@ -15,7 +15,7 @@ PREFIX = "SM_LLAMA_CPP_"
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Where a flag came or went.
+    """A flag that came or went, and between which builds.
 
     Attributes:
         before: The last build that was read before the change.
