@@ -24,6 +24,7 @@ from typing import Any
 import uvicorn
 from structlog.typing import FilteringBoundLogger
 
+from steelyard_runtime.allocator import return_large_blocks
 from steelyard_runtime.chat_template import BadTemplateError
 from steelyard_runtime.decisions.registry import MismatchedHeadError, RegistryError
 from steelyard_runtime.http.app import create_app
@@ -71,6 +72,8 @@ def serve(settings: Settings) -> int:
     Returns:
         The process's exit status, see the module's text.
     """
+    # Before there are threads, which take their heaps at their first block.
+    return_large_blocks()
     sink = _log_sink()
     log = make_log(settings, sink)
     forward_standard_logging(log, settings)
