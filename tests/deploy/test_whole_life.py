@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,14 @@ def environment(name: str, **endpoint: Any) -> Environment:
     return parse_environment(data, name=name, source="the test")
 
 
+class Interrupted(Assembled):
+    """Ctrl-C after the deployment that takes the scaling away."""
+
+    def deploy_template(self, stack: str, template: Mapping[str, Any]) -> None:
+        super().deploy_template(stack, template)
+        raise KeyboardInterrupt
+
+
 @dataclass(frozen=True)
 class Life:
     """A local cloud, what was built once, and what was said."""
@@ -96,8 +104,8 @@ class Life:
             check_release(each, release)
         return release
 
-    def cdk(self, wanted: Environment, release: Release) -> Assembled:
-        return Assembled(
+    def cdk(self, wanted: Environment, release: Release, *, kind: type[Assembled] = Assembled) -> Assembled:
+        return kind(
             environment=wanted.name,
             release=release.id,
             assembly=self.folder / "cdk.out",
@@ -105,12 +113,12 @@ class Life:
             content=release,
         )
 
-    def deploy(self, wanted: Environment, release: Release) -> None:
+    def deploy(self, wanted: Environment, release: Release, *, kind: type[Assembled] = Assembled) -> None:
         deployment.deploy(
             self.aws,
             wanted,
             release,
-            self.cdk(wanted, release),
+            self.cdk(wanted, release, kind=kind),
             self.said.append,
             note=self.said.append,
             supplies=self,
@@ -237,14 +245,20 @@ def changes_of_a_scaled_endpoint(life: Life, release: Release, capfd: pytest.Cap
         cdk.deploy("Steelyard-prod-Endpoint-decision")
     assert "is scaled, and AWS changes no instance types under that; steelyard up" in capfd.readouterr().err
     assert (life.config("prod"), life.types("prod")) == (before, "ml.c7g.xlarge")
-    # An update of the release and of the types, half of the instances at a time: two deployments.
-    life.deploy(prod, life.built())
+    # An update of the release and of the types, half of the instances at a time: two deployments. The second is made
+    # by the next call where the first one's was interrupted.
+    built = life.built()
+    with pytest.raises(KeyboardInterrupt):
+        life.deploy(prod, built, kind=Interrupted)
+    assert [each for each in life.said if "first a deployment without its scaling" in each]
+    assert life.targets() == []
+    assert (life.config("prod"), life.types("prod")) == (before, "ml.c7g.xlarge")
+    life.deploy(prod, built)
     assert life.types("prod") == "ml.c8g.xlarge"
     serving = life.world.client("sagemaker").describe_endpoint(EndpointName="steelyard-prod-decision")
     assert serving["LastDeploymentConfig"]["RollingUpdatePolicy"]["MaximumBatchSize"]["Value"] == 50
     assert serving["ProductionVariants"][0]["CurrentInstanceCount"] == 2
     assert life.targets() == ["endpoint/steelyard-prod-decision/variant/primary"]
-    assert [each for each in life.said if "first a deployment without its scaling" in each]
     # An update that fails is taken back.
     updated = life.config("prod")
     with pytest.raises(CommandError, match="cdk deploy failed"):
