@@ -42,7 +42,7 @@ fuzz: setup ## Search for faults: the full number of requests, other examples ea
 	STEELYARD_FUZZ=full $(BIN)/python -m pytest -m "hypothesis and not slow" $(PYTEST_ARGS)
 
 fuzz-gguf: setup ## Start servers with damaged model files, for an hour (MINUTES=60); finds go into tests/engine/gguf_finds.txt
-	PYTHONPATH=tests $(BIN)/python tests/gguf_mutations.py --minutes $(MINUTES)
+	$(BIN)/python tests/support/gguf_mutations.py --minutes $(MINUTES)
 
 bench: setup ## Measure the server's overhead over llama.cpp
 	$(BIN)/python benchmarks/overhead.py

@@ -28,8 +28,8 @@ if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Helper modules of the tests (stub_engine, live_server, tiny_models) are imported by name.
-sys.path.insert(0, str(Path(__file__).parent))
+# What several rooms of the tests use (stub_engine, live_server, tiny_models) is in support/, and imported by name.
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 import container_tools
 from live_server import ServerProcess

@@ -14,7 +14,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from steelyard_runtime.http.serve import main
 from steelyard_runtime.settings import Settings

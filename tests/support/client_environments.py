@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-LOCKS = Path(__file__).with_name("clients") / "environments"
+ROOT = Path(__file__).resolve().parents[2]
+LOCKS = ROOT / "tests" / "clients" / "environments"
 FOLDER = ROOT / ".venv" / "clients"
 
 

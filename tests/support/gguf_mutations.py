@@ -3,7 +3,7 @@
 A case is named by its base, a model of ``tiny_models``, and a number; the same name always gives the same bytes. As a
 program it makes cases without an end, or for a time, and starts each in processes of its own, with limits:
 
-    python tests/gguf_mutations.py --minutes 60 --log /tmp/fuzz-gguf.log
+    python tests/support/gguf_mutations.py --minutes 60 --log /tmp/fuzz-gguf.log
 """
 
 from __future__ import annotations

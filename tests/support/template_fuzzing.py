@@ -1,8 +1,9 @@
 """Searches for chat templates that hang or crash their processes, or pass a caller's text as their own.
 
-``python tests/template_fuzzing.py SECONDS [FILE...]`` runs it for a while, with further templates as seeds; the tests
-run a few hundred examples, ``make fuzz`` more. Seeds are the shapes of published templates. They are cut at Jinja's
-delimiters, and pieces are dropped, doubled, swapped, joined by pieces of others, or filled from a small grammar.
+``python tests/support/template_fuzzing.py SECONDS [FILE...]`` runs it for a while, with further templates as seeds;
+the tests run a few hundred examples, ``make fuzz`` more. Seeds are the shapes of published templates. They are cut at
+Jinja's delimiters, and pieces are dropped, doubled, swapped, joined by pieces of others, or filled from a small
+grammar.
 """
 
 from __future__ import annotations
