@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -266,3 +268,20 @@ def test_expressions_that_are_refused(expression: str) -> None:
 
 def test_names_of_an_expression() -> None:
     assert expressions.names(expressions.parse("IF(a > 0, FILL(b, 0), c)")) == {"a", "b", "c"}
+
+
+def test_expressions_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11's parser mixes up the depths of two threads: "AST constructor recursion depth mismatch"."""
+    parse, inside, most = ast.parse, [0], [0]
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.02)
+        inside[0] -= 1
+        return parse(*arguments, **options)
+
+    monkeypatch.setattr(expressions.ast, "parse", slow)
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(expressions.parse, ["a + b", "a - b", "a * b", "a / b"]))) == 4
+    assert most == [1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import threading
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -38,6 +39,9 @@ _AGGREGATES: dict[str, Callable[[list[float]], float]] = {
 _PLAIN = (ast.Name, ast.BinOp, ast.BoolOp, ast.List, ast.expr_context, ast.boolop, ast.USub)
 FUNCTIONS = ("FILL", "IF", "ABS", *_AGGREGATES)
 
+# Python 3.11 keeps the depth of ast.parse once for all threads, and raises SystemError where two mix theirs up.
+_PARSING = threading.Lock()
+
 
 def parse(expression: str) -> ast.expr:
     """An expression, checked.
@@ -48,7 +52,8 @@ def parse(expression: str) -> ast.expr:
     text = re.sub(r"\bAND\b|&&", " and ", expression)
     text = re.sub(r"\bOR\b|\|\|", " or ", text).replace("^", "**").strip()
     try:
-        tree = ast.parse(text, mode="eval").body
+        with _PARSING:
+            tree = ast.parse(text, mode="eval").body
     except SyntaxError as error:
         raise ServiceError(f"The metric math expression {expression!r} is malformed: {error.msg}.") from error
     for node in ast.walk(tree):
