@@ -41,7 +41,7 @@ def command(
     States that are cases already are left out. Those that people now label otherwise are listed: which label is right
     only a person can say.
     """
-    from steelyard.decisions.folder import CASES_FILE, folder_of, read_cases, read_contract, write_files
+    from steelyard.decisions.folder import CASES_FILE, folder_of, read_cases, read_contract, write_cases
     from steelyard.evaluation import corrections
     from steelyard.evaluation.labelled import as_lines
     from steelyard.rows.reading import short
@@ -62,7 +62,7 @@ def command(
     if append:
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         joint = "" if not before or before.endswith("\n") else "\n"
-        write_files(folder, {CASES_FILE: f"{before}{joint}{lines}".encode()})
+        write_cases(folder, f"{before}{joint}{lines}")
     else:
         sys.stdout.write(lines)
     for state, label, right in found.contradicting[:MOST_TOLD]:

@@ -239,7 +239,7 @@ def import_cases(
     """Turn labelled cases of other forms into lines of cases.jsonl, on standard output or into a decision's folder."""
     import json
 
-    from steelyard.decisions.folder import CASES_FILE, folder_of, read_contract, write_files
+    from steelyard.decisions.folder import CASES_FILE, folder_of, read_contract, write_cases
     from steelyard.evaluation import labelled
 
     columns = labelled.Columns(state=tuple(state_field or ()), label=label_field)
@@ -258,7 +258,7 @@ def import_cases(
         path = folder / CASES_FILE
         if path.exists() and path.read_bytes().strip():
             raise usage(f"{path} has cases already", "Without --into the lines go to standard output: append them.")
-        write_files(folder, {CASES_FILE: lines.encode()})
+        write_cases(folder, lines)
         console.note(f"written to {path}")
     left = f"; {found.unlabelled} rows without a label were left out" if found.unlabelled else ""
     console.note(f"{len(found.cases)} cases{left}")

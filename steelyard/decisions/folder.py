@@ -142,6 +142,28 @@ def cases_sha256(cases: list[Case]) -> str:
     return digest.hexdigest()
 
 
+def write_cases(folder: Path, lines: str) -> None:
+    """Replace the cases of a folder, by no more than are read again.
+
+    Args:
+        folder: The decision's folder.
+        lines: Cases, each on a line.
+
+    Raises:
+        CommandError: There are too many, or the folder cannot be written.
+    """
+    body = lines.encode()
+    cases = sum(bool(line.strip()) for line in lines.split("\n"))
+    for count, what, most in ((cases, "cases", MAX_CASES), (len(body), "bytes", MAX_CASES_BYTES)):
+        if count > most:
+            raise CommandError(
+                f"{folder / CASES_FILE} would have {count} {what}, and {most} are allowed; it stays as it is",
+                code=ExitCode.USAGE,
+                hint="A head needs no more: take a part of them, and keep the others to evaluate it with.",
+            )
+    write_files(folder, {CASES_FILE: body})
+
+
 def _case(line: str, origin: str, contract: Contract) -> Case:
     try:
         case = Case.model_validate(parse_json(line, origin))

@@ -113,16 +113,16 @@ def corrections(
         state = record.state if record.state is not None else states.get(record.state_sha256 or "")
         if record.right not in contract.option_ids:
             foreign += 1
-        elif state is None or not render(state).strip():
+        elif (case := Case(state=state, label=record.right, note=f"feedback {record.id}")).blank:
             without_state += 1
-        elif (label := labels.get(key := sha256_of_state(render(state)))) is None:
-            made[key] = Case(state=state, label=record.right, note=f"feedback {record.id}")
+        elif (label := labels.get(key := sha256_of_state(case.text))) is None:
+            made[key] = case
         elif label == record.right:
             known.add(key)
             contradicting.pop(key, None)
         else:
             known.discard(key)
-            contradicting[key] = (render(state), label, record.right)
+            contradicting[key] = (case.text, label, record.right)
     return Corrections(
         cases=tuple(made.values()),
         known=len(known),

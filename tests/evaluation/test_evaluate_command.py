@@ -20,7 +20,7 @@ from registered_decisions import TEAMS, contract, write_fitted
 from steelyard import cli
 from steelyard.aws.session import Aws
 from steelyard.client.http import Client
-from steelyard.decisions import metrics
+from steelyard.decisions import folder, metrics
 from steelyard.evaluation.attacks import read_attacks
 from steelyard.evaluation.journal import SUFFIX
 from steelyard.evaluation.result import Answer, Evaluation, read_evaluation
@@ -258,6 +258,22 @@ def test_cases_are_imported_into_a_decision_once(run: Run, decisions: Path, tmp_
         assert run(*command, "--into=support-route")[0] == ExitCode.OK
         assert path.read_text() == said
         assert "has cases already" in run(*command, "--into=support-route")[2]
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_no_more_cases_are_imported_than_are_read_again(
+    run: Run, decisions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, path = tmp_path / "c.csv", decisions / "support-route" / "cases.jsonl"
+    monkeypatch.setattr(folder, "MAX_CASES", 2)
+    try:
+        table.write_text("text,label\na,billing\nb,billing\nc,billing\n")
+        code, _, errors = run("import", table, "--into=support-route")
+        assert (code, path.exists()) == (ExitCode.USAGE, False)
+        assert "would have 3 cases, and 2 are allowed" in errors
+        table.write_text("text,label\na,billing\nb,billing\n")
+        assert run("import", table, "--into=support-route")[0] == ExitCode.OK
     finally:
         path.unlink(missing_ok=True)
 

@@ -161,6 +161,8 @@ def corrected(
             ("disputed", "shipping"),
             ({"parcel": 1}, "none_of_these"),
             (None, "billing"),
+            ([], "billing"),
+            (" ", "billing"),
         ):
             assert server.tell(use="support-route", right=right, state=state).status_code == 200
         (tmp_path / "records.jsonl").write_text(server.sink.getvalue())
@@ -183,7 +185,7 @@ def test_feedback_becomes_cases_and_what_contradicts_is_told(corrected: Callable
         ({"parcel": 1}, "none_of_these"),
     ]
     assert "'disputed' is a case of 'billing', and people found 'shipping'" in said
-    assert "6 records: 2 new cases, 1 known, 1 contradict a case, 1 without their state, 0 of options" in said
+    assert "8 records: 2 new cases, 1 known, 1 contradict a case, 3 without their state, 0 of options" in said
 
 
 def test_states_that_were_not_kept_are_found_by_their_hashes(corrected: Callable[..., Any], tmp_path: Path) -> None:
@@ -192,7 +194,7 @@ def test_states_that_were_not_kept_are_found_by_their_hashes(corrected: Callable
     code, out, said = corrected("--states", "requests.jsonl")
     assert code == ExitCode.OK
     assert [json.loads(line)["state"] for line in out.splitlines()] == ["new", {"parcel": 1}]
-    assert "3 without their state" in said
+    assert "5 without their state" in said
 
 
 @pytest.mark.parametrize(

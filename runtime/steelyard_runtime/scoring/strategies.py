@@ -56,7 +56,8 @@ def choose(name: str | None, question: Question, strategies: Strategies, layout:
         raise Problem(Kind.INVALID, f"there is no readout {name!r}; there are: {', '.join(strategies)}")
     if refusal := found.refusal(question):
         raise Problem(
-            Kind.INVALID, f"the readout {name} cannot read the question: {refusal}, or ask for another readout"
+            Kind.INVALID,
+            f"the readout {name} cannot read the question: {refusal}. Another one, such as {Letters().name}, can",
         )
     return found
 
