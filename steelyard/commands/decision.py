@@ -71,7 +71,8 @@ def new(
 
     contract = new_contract(name, kind=kind, question=question, options=[parse_option(each) for each in option or []])
     folder = DECISIONS / contract.name
-    if folder.exists():
+    # A folder without a file is left of one that a full disk ended.
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise CommandError(f"{folder} exists already", code=ExitCode.USAGE, hint="Choose another name, or edit it.")
     write_files(folder, {CASES_FILE: b"", CONTRACT_FILE: write_contract(contract).encode()})
     line = json.dumps({"state": "...", "label": contract.option_ids[0]})

@@ -59,6 +59,15 @@ def made(run, *, each=6):
     return lines
 
 
+def test_an_empty_folder_is_filled_and_no_other(run, tmp_path):
+    folder = tmp_path / "decisions" / "parcel-status"
+    folder.mkdir(parents=True)
+    made(run)
+    assert (folder / "contract.toml").is_file()
+    code, _, errors = run("decision", "new", "parcel-status")
+    assert (code, "exists already" in errors) == (ExitCode.USAGE, True)
+
+
 def fit(run, model, *more):
     return run("decision", "fit", "parcel-status", "--model", model, "--threads=1", "--context-tokens=256", *more)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
 from live_server import ServerProcess
@@ -58,6 +60,12 @@ def test_a_file_is_appended_to_and_nobody_else_may_read_it(
         asked(stub_engine, decision, decision_records=str(path))
     assert len(path.read_text().splitlines()) == 2
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_pipe_that_nobody_reads_holds_up_no_start(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "records")
+    with pytest.raises(OSError, match="No such device or address"):
+        Records(Settings(decision_records=str(tmp_path / "records")))
 
 
 def test_a_full_file_takes_no_more_and_the_rest_is_counted(

@@ -120,4 +120,7 @@ class Records:
 
 
 def _opened(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # A named pipe that nobody reads is refused instead of holding up the start.
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    os.set_blocking(descriptor, True)
+    return descriptor
