@@ -157,6 +157,17 @@ def test_steps_that_do_not_increase_from_0_to_1_are_refused(tmp_path, steps):
         load_head(tmp_path)
 
 
+def test_the_largest_numbers_of_a_head_overflow_nothing(folder):
+    extreme = {"weights": np.full((3, 64), 1e30), "mean": np.full(64, -1e30), "scale": np.full(64, 1e-30)}
+    for sign in (1, -1):
+        found = dataclasses.replace(linear(), **extreme, bias=np.array([1e30, -1e30, sign * 1e30]), temperature=1e-30)
+        for name, body in head_files(DESCRIPTION, found).items():
+            (folder / name).write_bytes(body)
+        with np.errstate(all="raise", under="ignore"):
+            answer = load_head(folder).apply(np.full(64, 3e38, np.float32), "a state")
+        assert np.isfinite([*answer.probabilities, *answer.logits, answer.distance]).all()
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("model_sha256", "9" * 64), ("prompt_sha256", "9" * 64), ("llama_cpp", "b2")]
 )
@@ -185,7 +196,8 @@ def test_a_damaged_file_is_refused(folder):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"scale": np.zeros(64)}, "a scale is not above 0"),
+        ({"scale": np.zeros(64)}, "a scale is 0; the least is 1e-30"),
+        ({"weights": np.full((3, 64), 1e200)}, "weights has the number 1e[+]200; 1e[+]30 is allowed"),
         ({"weights": np.full((3, 64), np.nan)}, "not finite"),
         ({"bias": np.zeros(2)}, r"bias is float64 of the shape \(2,\)"),
         ({"mean": np.zeros(64, np.float32)}, "mean is float32"),

@@ -29,6 +29,8 @@ HEADS = "heads"
 """Folder of the heads for other builds of llama.cpp, each in a folder called like its build."""
 MAX_DESCRIPTION_BYTES = 4 << 20
 MAX_TENSOR_BYTES = 512 << 20
+LARGEST = 1e30
+"""Of the numbers of a head, so that no answer overflows."""
 _BUILD = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 
 Array = npt.NDArray[np.float64]
@@ -113,7 +115,7 @@ class Description(_Part):
     embedding_size: Annotated[int, Field(ge=1, description="Numbers of a hidden state.")]
     word_terms: Annotated[int, Field(ge=0, le=MAX_TERMS, description="Words and pairs that are counted.")]
     run_terms: Annotated[int, Field(ge=0, le=MAX_TERMS, description="Parts of words that are counted.")]
-    temperature: Annotated[float, Field(gt=0, description="Divides the logits.")]
+    temperature: Annotated[float, Field(ge=1 / LARGEST, le=LARGEST, description="Divides the logits.")]
     calibration: Annotated[
         CalibrationName,
         Field(
@@ -388,8 +390,8 @@ def _linear(description: Description, tensors: Mapping[str, npt.NDArray[Any]]) -
     if description.calibration == "isotonic":
         shapes |= {"steps_at": (None,), "steps_to": (None,), "steps_cases": (1,)}
     numbers = {name: _checked(tensors, name, shape) for name, shape in shapes.items()}
-    if not (numbers["scale"] > 0).all():
-        raise ValueError("a scale is not above 0")
+    if (least := numbers["scale"].min()) < 1 / LARGEST:
+        raise ValueError(f"a scale is {least:g}; the least is {1 / LARGEST:g}")
     if not (np.diff(numbers["distances"]) >= 0).all():
         raise ValueError("the distances do not increase")
     words = _words(description, tensors, numbers["idf"]) if terms else None
@@ -430,4 +432,6 @@ def _checked(tensors: Mapping[str, npt.NDArray[Any]], name: str, shape: tuple[in
         raise ValueError(f"{name} is {tensor.dtype} of the shape {tensor.shape}; float64 of {shape} is needed")
     if not np.isfinite(tensor).all():
         raise ValueError(f"{name} has a number that is not finite")
+    if np.abs(tensor).max() > LARGEST:
+        raise ValueError(f"{name} has the number {tensor.flat[np.abs(tensor).argmax()]:g}; {LARGEST:g} is allowed")
     return tensor
