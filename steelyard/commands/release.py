@@ -22,6 +22,7 @@ from steelyard.environments.files import DEFAULT, load_environment, promotion_ta
 from steelyard.environments.schema import Environment
 from steelyard.models.storage import human_size
 from steelyard.releases.assemble import Order
+from steelyard.releases.base_tags import BaseState, look, write_moved
 from steelyard.releases.bases import FILE, load_bases
 from steelyard.releases.checks import Finding, State, findings
 from steelyard.releases.decided import decide_again
@@ -247,6 +248,57 @@ def verify(
             hint="steelyard release build makes what is missing. What differs was changed by somebody: find out who.",
         )
     console.note(f"all {len(results)} parts of release {found.id} are in account {aws.account()}, as it says")
+
+
+@app.command("bases")
+def bases_now(
+    *,
+    env: EnvironmentName = DEFAULT,
+    bases: BasesFile = FILE,
+    check: Annotated[bool, typer.Option("--check", help="Exit code 1 when a tag names another image now.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write the digests that the tags have now.")] = False,
+    llama_cpp: Annotated[
+        str | None, typer.Option("--llama-cpp", help="With --write: the build of llama.cpp in what moved.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Tell whether AWS has moved the tags of the containers that images are built on.
+
+    Asks the registry of the environment's region, also for the critical findings of the present containers, which it
+    may not tell.
+    """
+    environment = load_environment(env)
+    aws = Aws(environment.region)
+    with console.err.status("asking the registry"):
+        found = list(look(aws, bases, account=environment.images.chat_account))
+    moved = [each for each in found if each.moved]
+    if write and moved:
+        if llama_cpp is None:
+            raise CommandError(
+                f"{len(moved)} containers moved, and which llama.cpp they have now is not said",
+                code=ExitCode.USAGE,
+                hint="Add --llama-cpp, such as b10964: AWS names it in the release notes of its containers.",
+            )
+        write_moved(bases, found, llama_cpp=llama_cpp)
+    if as_json:
+        console.out.print_json(json.dumps([{**asdict(each), "moved": each.moved} for each in found]))
+    else:
+        console.rows([(each.hardware.value, _standing(each)) for each in found])
+    if write and moved:
+        console.note(f"wrote {len(moved)} digests into {bases}; build a release on them: steelyard release build")
+    elif check and moved:
+        raise CommandError(
+            f"{len(moved)} of {len(found)} tags name other images than {bases}",
+            hint="Write them: steelyard release bases --write --llama-cpp BUILD. Then build a release.",
+        )
+
+
+def _standing(base: BaseState) -> str:
+    critical = "critical findings: not told" if base.critical is None else f"critical findings: {base.critical}"
+    if base.tag is None:
+        return f"{base.digest[:19]}; no tag to compare; {critical}"
+    now = f"moved to {base.now[:19]}" if base.moved and base.now else "as the file has it"
+    return f"{base.tag} is {now}; {base.digest[:19]} has {critical}"
 
 
 def print_contents(release: Release) -> None:

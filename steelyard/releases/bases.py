@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,6 +17,8 @@ from steelyard_constructs.hardware import Hardware
 
 FILE = Path(__file__).resolve().parents[2] / "images" / "bases.toml"
 
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
 Bases = Mapping[Hardware, ReleasedImage]
 _BASES: TypeAdapter[Bases] = TypeAdapter(Bases)
 
@@ -25,7 +29,10 @@ def load_bases(path: Path = FILE) -> Bases:
     Raises:
         CommandError: The file cannot be read, is not TOML, or breaks the schema; the message names every fault.
     """
-    written = read_toml(path, what="the file of base images", code=ExitCode.USAGE)
+    written = _read(path)
+    for table in written.values():
+        if isinstance(table, dict):
+            table.pop("tag", None)
     try:
         bases = _BASES.validate_python(written)
     except ValidationError as error:
@@ -39,6 +46,26 @@ def load_bases(path: Path = FILE) -> Bases:
             hint='Say where AWS publishes it: repository = "llama-cpp", or "llama-cpp-arm64" for graviton.',
         )
     return bases
+
+
+def base_tags(path: Path = FILE) -> Mapping[Hardware, str]:
+    """The tags that the digests of a valid file were taken from, by hardware, where it names them.
+
+    Raises:
+        CommandError: The file cannot be read, or a tag is none.
+    """
+    tags = {name: table["tag"] for name, table in _read(path).items() if isinstance(table, dict) and "tag" in table}
+    for name, tag in tags.items():
+        if not isinstance(tag, str) or not _TAG.fullmatch(tag):
+            raise CommandError(
+                f"the file of base images {path} is refused: {name}.tag is {tag!r}, which is no tag of a registry",
+                code=ExitCode.USAGE,
+            )
+    return {Hardware(name): tag for name, tag in tags.items()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_toml(path, what="the file of base images", code=ExitCode.USAGE)
 
 
 def base_for(bases: Bases, hardware: Hardware) -> ReleasedImage:

@@ -220,8 +220,17 @@ def published_registry(aws: Aws, environment: Environment, image: ReleasedImage)
     Raises:
         CommandError: The CDK knows no registry of published containers in the region.
     """
-    reference = image.published(account=environment.images.chat_account)
-    return reference.account or _publisher(aws.region), reference.repository
+    account = published_account(aws, image, account=environment.images.chat_account)
+    return account, image.published(account=account).repository
+
+
+def published_account(aws: Aws, image: ReleasedImage, *, account: str | None) -> str:
+    """Account of the registry that has a published container: the one that is named, or AWS's of the region.
+
+    Raises:
+        CommandError: The CDK knows no registry of published containers in the region.
+    """
+    return image.published(account=account).account or _publisher(aws.region)
 
 
 def _publisher(region: str) -> str:
