@@ -37,7 +37,7 @@ class BaseState:
 
     @property
     def moved(self) -> bool:
-        """Whether the tag names another image than the file."""
+        """True when the tag names another image than the file."""
         return self.now is not None and self.now != self.digest
 
 
