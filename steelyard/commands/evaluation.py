@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -96,7 +97,7 @@ def evaluate(
         int, typer.Option("--attacks", min=0, help="Cases into whose state each known attack is written.")
     ] = 5,
     price_per_hour: Annotated[
-        float | None, typer.Option("--price-per-hour", min=0, help="Of the machine, in any currency.")
+        float | None, typer.Option("--price-per-hour", min=0, max=1e9, help="Of the machine, in any currency.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -130,13 +131,13 @@ def evaluate(
     from steelyard.evaluation.subject import subject_of
 
     kind, target = _target(model, url, endpoint)
+    _require_places(out, html, read=(cases_file, against, gate))
     subject = subject_of(name, zero_shot=zero_shot)
     columns = labelled.Columns(state=tuple(state_field or ()), label=label_field)
     found = labelled.read_labelled(cases_file, layout=form, columns=columns, question=ask)
     labelled.require_options(found, subject.option_ids, origin=cases_file)
     _refuse_seen(subject, found)
     other, gates = _read_further(against, gate)
-    _require_folders(out, html)
     beside = {name: value for name, value in (("layout", layout), ("readout", readout)) if value is not None}
     extent = asking.Extent(
         reversed=reversed_cases, again=again, attacked=attacks, beside=beside, concurrency=concurrency
@@ -210,6 +211,7 @@ def report(
     """Show an evaluation again, compare it, judge it by gates, or write its report. Nothing is asked."""
     from steelyard.evaluation.result import read_evaluation
 
+    _require_places(html, read=(evaluation_file, against, gate))
     found = read_evaluation(evaluation_file)
     other, gates = _read_further(against, gate)
     _tell(found, other, gates, html=html, as_json=as_json)
@@ -248,7 +250,7 @@ def import_cases(
     if decision_out is not None:
         if found.decision is None:
             raise usage(f"the rows of {file} have no question, so --decision has nothing to write")
-        _require_folders(decision_out)
+        _require_places(decision_out, read=(file,))
         storage.write_atomically(decision_out, json.dumps(found.decision, ensure_ascii=False, indent=1) + "\n")
     if into is None:
         sys.stdout.write(lines)
@@ -376,11 +378,17 @@ def _read_further(against: Path | None, gate: Path | None) -> tuple[Evaluation |
     return other, None if gate is None else read_gates(gate)
 
 
-def _require_folders(*paths: Path | None) -> None:
-    """Refuse files that could not be written, before hours are spent on what they should hold."""
-    for path in paths:
-        if path is not None and not path.parent.is_dir():
+def _require_places(*written: Path | None, read: Sequence[Path | None]) -> None:
+    """Refuse files that could not be written, or would be written over, before hours are spent on what they hold."""
+    taken = {os.path.realpath(path) for path in read if path is not None}
+    for path in written:
+        if path is None:
+            continue
+        if not path.parent.is_dir():
             raise usage(f"cannot write {path}: there is no folder {path.parent}")
+        if (place := os.path.realpath(path)) in taken:
+            raise usage(f"{path} is named twice, and would be written over", "Give each file a name of its own.")
+        taken.add(place)
 
 
 def _tell(

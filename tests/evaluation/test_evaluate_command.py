@@ -229,6 +229,10 @@ def test_a_model_is_served_for_the_time_of_it(run: Run, model: Path, tmp_path: P
         (("--against=none.json",), "cannot read none.json"),
         (("--out=none/e.json",), "there is no folder none"),
         (("--html=none/e.html",), "there is no folder none"),
+        (("--out=e.json", "--html=./e.json"), "e.json is named twice, and would be written over"),
+        (("--cases=e.json", "--out=e.json"), "e.json is named twice, and would be written over"),
+        (("--against=e.json", "--out=e.json"), "is named twice"),
+        (("--price-per-hour=inf",), "--price-per-hour"),
     ],
 )
 def test_nothing_is_asked_for_a_wrong_command(
