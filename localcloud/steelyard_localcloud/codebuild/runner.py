@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import importlib.metadata
 import json
 import os
 import shlex
@@ -161,7 +162,7 @@ class Build:
             )
         _say(f"Python {self.spec.python} is asked for; the build gets an environment of Python {running}")
         environment = self.folder / "python"
-        _run([sys.executable, "-m", "venv", str(environment)])
+        _make_python(environment)
         self.environment["VIRTUAL_ENV"] = str(environment)
         self.environment["PATH"] = f"{environment / 'bin'}:{self.environment['PATH']}"
 
@@ -344,6 +345,25 @@ def _die_with_the_runner() -> None:
     # Python ignores these, and so would every program of the build.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+
+
+def _make_python(environment: Path) -> None:
+    """Make an empty environment with the pip of this Python; to install pip anew would take seconds of every build."""
+    try:
+        files = importlib.metadata.distribution("pip").files or ()
+    except importlib.metadata.PackageNotFoundError:
+        _run([sys.executable, "-m", "venv", str(environment)])
+        return
+    _run([sys.executable, "-m", "venv", "--without-pip", str(environment)])
+    (packages,) = environment.glob("lib/python*/site-packages")
+    for file in files:
+        if ".." not in file.parts:
+            path = packages / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file.locate(), path)
+    program = environment / "bin" / "pip"
+    program.write_text(f"#!{environment / 'bin' / 'python'}\nfrom pip._internal.cli.main import main\nmain()\n")
+    program.chmod(0o755)
 
 
 def _read_variables(path: Path) -> dict[str, str]:
