@@ -154,9 +154,12 @@ class Cdk:
             raise CommandError(f"cdk {words[0]} failed with exit code {done.returncode}", hint="Its reason is above.")
 
 
-def release_reference(release: str) -> str:
-    """Return a release for the app: the app runs in another folder, so a path must not depend on this one."""
-    return str(Path(release).resolve()) if release.endswith(".json") else release
+def file_reference(named: str) -> str:
+    """Return an environment or a release for the app: a name, or the absolute path of a file.
+
+    The app runs in another folder, so a path must not depend on this one.
+    """
+    return str(Path(named).resolve()) if named.endswith((".json", ".toml")) else named
 
 
 def _sha256(text: str) -> str:

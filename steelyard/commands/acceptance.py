@@ -11,7 +11,7 @@ from rich.text import Text
 
 from steelyard.aws.session import Aws
 from steelyard.cdk.nodejs import ROOT
-from steelyard.cdk.program import Cdk, release_reference
+from steelyard.cdk.program import Cdk, file_reference
 from steelyard.commands.options import EnvironmentName, Home, Local, ReleaseName
 from steelyard.deploy import local_cloud
 from steelyard.deploy.acceptance import STEPS, Result, Step, Trial, run, trial_of, write_report
@@ -85,7 +85,7 @@ def command(
         def cdk(wanted: Environment) -> Cdk:
             path = write_environment(wanted, out / "environments")
             return Cdk(
-                environment=str(path.resolve()), release=release_reference(named), assembly=(out / "cdk.out").resolve()
+                environment=str(path.resolve()), release=file_reference(named), assembly=(out / "cdk.out").resolve()
             )
 
         supplies = (

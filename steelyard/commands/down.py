@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from steelyard.aws.session import Aws
-from steelyard.cdk.program import Cdk, release_reference
+from steelyard.cdk.program import Cdk, file_reference
 from steelyard.commands.options import EnvironmentName, Home, Local, ReleaseName
 from steelyard.deploy import local_cloud
 from steelyard.deploy.endpoints import stacks_of
@@ -32,7 +32,7 @@ def command(
     With --local the local cloud is stopped afterwards, and its folder removed.
     """
     environment = load_environment(env)
-    cdk = Cdk(environment=env, release=release_reference(release or SAMPLE))
+    cdk = Cdk(environment=file_reference(env), release=file_reference(release or SAMPLE))
     if not local:
         _destroy(environment, cdk, ask=not yes)
         return

@@ -12,12 +12,13 @@ import typer
 from rich.text import Text
 
 from steelyard.aws.session import Aws
-from steelyard.cdk.program import Cdk
+from steelyard.cdk.program import Cdk, file_reference
 from steelyard.commands.options import Bootstrap, EnvironmentName, Json, Why
 from steelyard.deploy import deployment, promotion
 from steelyard.deploy.endpoints import deployed_endpoint
 from steelyard.deploy.promotion import FromSource, Place
 from steelyard.deploy.supplies import FromCodeBuild
+from steelyard.deploy.watching import watch as watch_alarms
 from steelyard.environments.files import DEFAULT, load_environment
 from steelyard.environments.schema import Environment
 from steelyard.releases.checks import LOCAL_ACCOUNT
@@ -118,7 +119,7 @@ def promote(
     occasion = Occasion(
         action="promote", why=given, promoted_from=source, evidence=tuple(_recorded(each) for each in judged)
     )
-    _deploy(there, release, occasion, supplies=supplies, ask=ask)
+    _deploy(to, there, release, occasion, supplies=supplies, ask=ask)
     console.note(f"release {release.id} runs in {to}; back: steelyard release rollback --env {to}")
 
 
@@ -138,8 +139,25 @@ def rollback(*, env: EnvironmentName = DEFAULT, why: Why = None, yes: Yes = Fals
     if not yes:
         _agree(f"Deploy release {release.id} to {env} again, in account {place.aws.account()}, {environment.region}?")
     occasion = Occasion(action="rollback", why=given, returns_to=event.number)
-    _deploy(place, release, occasion, supplies=FromCodeBuild(environment, watch=build_log), ask=ask)
+    _deploy(env, place, release, occasion, supplies=FromCodeBuild(environment, watch=build_log), ask=ask)
     console.note(f"release {release.id} runs in {env} again")
+
+
+def watch(
+    *,
+    env: EnvironmentName = DEFAULT,
+    minutes: Annotated[float, typer.Option("--minutes", min=0.01, max=24 * 60, help="For how long.")] = 15.0,
+) -> None:
+    """Watch the alarms of an environment's endpoints after a deployment.
+
+    Exit code 1 as soon as one is on, with its name and what it means.
+    """
+    environment = load_environment(env)
+    place = Place(aws=Aws(environment.region), environment=environment)
+    place.check_account()
+    console.step(f"watching the alarms of {env} for {minutes:g} minutes")
+    watch_alarms(place.aws, environment, minutes=minutes)
+    console.note(f"no alarm of {env} was on")
 
 
 def log(
@@ -161,13 +179,15 @@ def log(
         _show_event(each)
 
 
-def _deploy(place: Place, release: Release, occasion: Occasion, *, supplies: deployment.Supplies, ask: bool) -> None:
+def _deploy(
+    named: str, place: Place, release: Release, occasion: Occasion, *, supplies: deployment.Supplies, ask: bool
+) -> None:
     """Deploy as ``steelyard up`` does, from a manifest that may be in no checkout."""
     environment = place.environment
     with tempfile.TemporaryDirectory(prefix="steelyard-") as folder:
         manifest = Path(folder) / f"{release.id}.json"
         manifest.write_text(json.dumps(release.model_dump(mode="json", exclude_unset=True)), encoding="utf-8")
-        cdk = Cdk(environment=environment.name, release=str(manifest))
+        cdk = Cdk(environment=file_reference(named), release=str(manifest))
         deployment.deploy(
             place.aws,
             environment,

@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from steelyard.aws.session import Aws
-from steelyard.cdk.program import Cdk
+from steelyard.cdk.program import Cdk, file_reference
 from steelyard.commands import completion
 from steelyard.commands.app import App
 from steelyard.commands.options import AllowCritical, AllowDirty, BasesFile, Bootstrap, EnvironmentName, Json
@@ -104,7 +104,7 @@ def build(
     if stacks:
         if not bootstrap:
             agree_to_bootstrap(aws, environment)
-        cdk = Cdk(environment=env, release=SAMPLE, bases=bases.resolve())
+        cdk = Cdk(environment=file_reference(env), release=SAMPLE, bases=bases.resolve())
         bucket = deployment.prepare(aws, environment, cdk, console.step, note=console.note)
     else:
         bucket = deployment.artifact_bucket(aws, environment)

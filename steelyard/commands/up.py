@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from steelyard.aws.session import Aws
-from steelyard.cdk.program import Cdk, release_reference
+from steelyard.cdk.program import Cdk, file_reference
 from steelyard.commands.options import (
     AllowCritical,
     AllowDirty,
@@ -105,6 +105,7 @@ def command(
                 aws,
                 environment,
                 plan,
+                env=env,
                 bases=bases,
                 allow_dirty=allow_dirty,
                 allow_critical=allow_critical,
@@ -113,7 +114,7 @@ def command(
             )
             named = str(folder / f"{manifest.id}.json")
         manifest = manifest or load_release()
-        cdk = Cdk(environment=env, release=release_reference(named or manifest.id), bases=bases.resolve())
+        cdk = Cdk(environment=file_reference(env), release=file_reference(named or manifest.id), bases=bases.resolve())
         supplies = _supplies(environment, cloud if manifest.sample else None)
         deployment.deploy(
             aws, environment, manifest, cdk, console.step, note=console.note, supplies=supplies, occasion=occasion
@@ -140,6 +141,7 @@ def _built(
     environment: Environment,
     plan: Plan,
     *,
+    env: str,
     bases: Path,
     allow_dirty: bool,
     allow_critical: bool,
@@ -157,7 +159,7 @@ def _built(
     # Before the stacks: a source that is refused must not have become that of the projects.
     checkout = read_checkout(allow_dirty=allow_dirty)
     look()
-    cdk = Cdk(environment=environment.name, release=SAMPLE, bases=bases.resolve())
+    cdk = Cdk(environment=file_reference(env), release=SAMPLE, bases=bases.resolve())
     bucket = deployment.prepare(aws, environment, cdk, console.step, note=console.note)
     order = Order(
         environment=environment,

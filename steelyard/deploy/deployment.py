@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Protocol
 
 from steelyard.aws.cloudformation import Stack, find_stack
@@ -9,6 +10,7 @@ from steelyard.aws.session import Aws, aws_errors
 from steelyard.cdk.program import Cdk
 from steelyard.deploy.adoption import adopted
 from steelyard.deploy.endpoints import Say, stacks_of
+from steelyard.deploy.failures import causes, newest_events
 from steelyard.deploy.scaling import unscale
 from steelyard.environments.fixed import OUTPUT as FIXED
 from steelyard.environments.fixed import fixed_faults, fixed_values
@@ -27,6 +29,8 @@ from steelyard.releases.compatibility import check_release
 from steelyard.releases.manifest import Release, ReleasedModel
 from steelyard.releases.record import Occasion, recorded
 from steelyard_base.exit_codes import CommandError, ExitCode
+
+_TAKEN_BACK = "CloudFormation took the stack back: what ran before goes on. Deploy again when the cause is gone."
 
 
 class Supplies(Protocol):
@@ -135,9 +139,29 @@ def deploy(
     with recorded(aws, environment, release, bucket=bucket, occasion=occasion or Occasion()):
         unscale(aws, environment, cdk, say)
         say("cdk deploy --all")
-        cdk.deploy(adopt=bool(adopted(aws, environment)))
+        _deploy_all(aws, environment, cdk)
         for name in environment.endpoints:
             check_serving(aws, environment, release, name)
+
+
+def _deploy_all(aws: Aws, environment: Environment, cdk: Cdk) -> None:
+    """Deploy all stacks.
+
+    Raises:
+        CommandError: A stack failed; with CloudFormation's reason, and the alarms that took an update back.
+    """
+    before: dict[str, str] = {}
+    with suppress(CommandError):
+        before = newest_events(aws, environment)
+    try:
+        cdk.deploy(adopt=bool(adopted(aws, environment)))
+    except CommandError as error:
+        found: list[str] = []
+        with suppress(CommandError):  # that it cannot be explained must not hide that it failed
+            found = causes(aws, environment, before=before)
+        if not found:
+            raise
+        raise CommandError("\n".join((error.message, *found)), code=error.code, hint=_TAKEN_BACK) from error
 
 
 def check_fixed(aws: Aws, environment: Environment) -> None:

@@ -44,6 +44,7 @@ def duties(aws: Aws, environment: Environment) -> tuple[Duty, ...]:
             name="see and change stacks",
             actions=(
                 "cloudformation:DeleteStack",
+                "cloudformation:DescribeStackEvents",
                 "cloudformation:DescribeStackResources",
                 "cloudformation:DescribeStacks",
                 "cloudformation:GetTemplate",
@@ -61,6 +62,7 @@ def duties(aws: Aws, environment: Environment) -> tuple[Duty, ...]:
         Duty(
             name="look around",
             actions=(
+                "cloudwatch:DescribeAlarmHistory",
                 "ec2:DescribeAvailabilityZones",
                 "ec2:DescribeInstanceTypeOfferings",
                 "ec2:DescribeNetworkInterfaces",

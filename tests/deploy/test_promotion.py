@@ -9,8 +9,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from by_templates import TEMPLATES, ByTemplates
 from world import PROCESSES, Model, Wanted, digest
 
 import tiny_models
@@ -25,12 +24,10 @@ from environment_assemblies import app_of
 from steelyard import cli
 from steelyard.aws.cloudformation import find_stack
 from steelyard.aws.session import Aws
-from steelyard.cdk.program import Cdk
 from steelyard.commands import promotion
 from steelyard.deploy import deployment
 from steelyard.deploy.local_cloud import reached
 from steelyard.deploy.promotion import FromSource, Place, check_running, tag
-from steelyard.deploy.scaling import deployed_template
 from steelyard.environments import files
 from steelyard.environments.files import parse_environment
 from steelyard.environments.schema import Environment
@@ -56,8 +53,6 @@ KEPT = {
 DECISION = {"question": "Which team?", "options": [{"id": "billing"}, {"id": "shipping"}]}
 CASES = [{"state": "Charged twice.", "label": "billing"}, {"state": "Where is it?", "label": "shipping"}]
 
-TEMPLATES = "templates"
-
 Run = Callable[..., tuple[int, str]]
 
 
@@ -82,7 +77,7 @@ def assembly(environment: str, manifest: str) -> str:
     return folder
 
 
-class Templates(Cdk):
+class Templates(ByTemplates):
     """Deploys by CloudFormation itself."""
 
     interrupted: ClassVar[bool] = False
@@ -95,43 +90,35 @@ class Templates(Cdk):
     def deploy(self, *stacks: str, adopt: bool = False) -> None:
         if self.interrupted and not stacks:
             raise KeyboardInterrupt
-        aws = Aws("us-east-1")
-        client = aws.client("cloudformation")
-        parts = ("Artifacts", "Build", "Observability", "Endpoint-decision")
-        names = [f"Steelyard-{self.environment}-{part}" for part in parts]
-        assert self.declared() <= set(names)
-        for name in names:
-            stack, template = find_stack(aws, name), self.template(name) if name in self.declared() else None
-            if template is None or (stacks and name not in stacks):
-                continue
-            if stack is not None and stack.lived and template == deployed_template(aws, stack):
-                continue
-            key = f"{uuid.uuid4().hex}.json"
-            aws.client("s3").put_object(Bucket=TEMPLATES, Key=key, Body=json.dumps(template))
-            act = client.create_stack if stack is None else client.update_stack
-            url = f"https://s3.amazonaws.com/{TEMPLATES}/{key}"
-            act(StackName=name, TemplateURL=url, Capabilities=["CAPABILITY_NAMED_IAM"])
-            while (now := find_stack(aws, name)) is not None and now.status.endswith("_IN_PROGRESS"):
-                time.sleep(0.1)
-            if now is None or now.status not in ("CREATE_COMPLETE", "UPDATE_COMPLETE"):
-                raise CommandError(f"the stack {name} failed")
+        super().deploy(*stacks, adopt=adopt)
 
 
 class Clouds:
-    """A local cloud with ``dev`` in it, and two releases."""
+    """A local cloud with ``dev`` in it, and two releases.
 
-    def __init__(self, cloud: LocalCloud, folder: Path) -> None:
+    Args:
+        cloud: The local cloud.
+        folder: For the releases and their models.
+        bootstrapped: Whether the CDK has prepared it; if not, something stands in for that.
+    """
+
+    def __init__(self, cloud: LocalCloud, folder: Path, *, bootstrapped: bool = False) -> None:
         self.cloud, self.folder = cloud, folder
         self.aws = Aws("us-east-1")
-        cloud.client("ssm").put_parameter(Name="/cdk-bootstrap/hnb659fds/version", Value="30", Type="String")
         cloud.client("s3").create_bucket(Bucket=TEMPLATES)
-        template = json.dumps({"Resources": {"Nothing": {"Type": "AWS::SNS::Topic"}}})
-        cloud.client("cloudformation").create_stack(StackName="CDKToolkit", TemplateBody=template)
+        if not bootstrapped:
+            self._stand_in_for_the_bootstrap()
         self.image = digest()
         self.models: dict[str, Model] = {}
         self.first = self.release("first", tiny_models.write("llama", folder / "one.gguf", seed=1))
         self.second = self.release("second", tiny_models.write("llama", folder / "two.gguf", seed=2))
         self.broken = self.release("broken", tiny_models.write_truncated(folder / "broken.gguf"))
+
+    def _stand_in_for_the_bootstrap(self) -> None:
+        cloud = self.cloud
+        cloud.client("ssm").put_parameter(Name="/cdk-bootstrap/hnb659fds/version", Value="30", Type="String")
+        template = json.dumps({"Resources": {"Nothing": {"Type": "AWS::SNS::Topic"}}})
+        cloud.client("cloudformation").create_stack(StackName="CDKToolkit", TemplateBody=template)
 
     def release(self, name: str, path: Path) -> Release:
         model = Model(path, f"tiny-{name}", json.dumps({"name": name}).encode())
