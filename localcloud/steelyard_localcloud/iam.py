@@ -20,6 +20,7 @@ LOGS = "logs"
 ECR = "ecr"
 CODEBUILD = "codebuild"
 QUOTAS = "servicequotas"
+PIPELINES = "codepipeline"
 
 _STREAM_SUFFIX = "-response-stream"
 _STREAM_OPERATIONS = ("CreateLogStream", "DeleteLogStream", "DescribeLogStreams", "GetLogEvents", "PutLogEvents")
@@ -29,7 +30,7 @@ _KINDS = {"Model": "model", "EndpointConfig": "endpoint-config", "Endpoint": "en
 def extend() -> None:
     """Teach ministack's enforcement the added services."""
     iam_actions.SERVICE_TO_IAM_NAMESPACE.update(
-        {SAGEMAKER: SAGEMAKER, RUNTIME: SAGEMAKER, SCALING: SCALING, QUOTAS: QUOTAS}
+        {SAGEMAKER: SAGEMAKER, RUNTIME: SAGEMAKER, SCALING: SCALING, QUOTAS: QUOTAS, PIPELINES: PIPELINES}
     )
     action, resource = iam_actions.extract_iam_action, iam_actions.extract_resource_arn
 
@@ -37,7 +38,7 @@ def extend() -> None:
         if service == RUNTIME:
             streamed = path.endswith(_STREAM_SUFFIX)
             return f"sagemaker:InvokeEndpoint{'WithResponseStream' if streamed else ''}"
-        if service in (SAGEMAKER, SCALING, QUOTAS):
+        if service in (SAGEMAKER, SCALING, QUOTAS, PIPELINES):
             return f"{service}:{wire.operation(headers)}"
         return action(service, method, path, headers, body, query)
 
@@ -52,6 +53,8 @@ def extend() -> None:
             return scaling_resource(_members(body))
         if service == QUOTAS:
             return "*"
+        if service == PIPELINES:
+            return pipeline_resource(_members(body), region=region, account=account)
         if service == CODEBUILD:
             return build_resource(wire.operation(headers), _members(body), region=region, account=account)
         if service == ECR and isinstance(owner := _members(body).get("registryId"), str):
@@ -112,6 +115,12 @@ def build_resource(operation: str, members: Mapping[str, Any], *, region: str, a
         named = [members.get("projectName") or members.get("id") or members.get("name")]
     last = {str(name).rpartition("/")[2].partition(":")[0] for name in named if name}
     return f"arn:aws:codebuild:{region}:{account}:project/{last.pop()}" if len(last) == 1 else "*"
+
+
+def pipeline_resource(members: Mapping[str, Any], *, region: str, account: str) -> str:
+    """The pipeline, or the action of it, that a policy must allow for an operation of CodePipeline."""
+    named = [members.get("pipelineName") or members.get("name"), members.get("stageName"), members.get("actionName")]
+    return f"arn:aws:codepipeline:{region}:{account}:{'/'.join(str(each) for each in named if each)}"
 
 
 def repository_resource(members: Mapping[str, Any], *, region: str, account: str) -> str:

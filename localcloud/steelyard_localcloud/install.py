@@ -25,6 +25,8 @@ from steelyard_localcloud.cloudformation import scaling as scaling_resources
 from steelyard_localcloud.cloudformation.handler import register
 from steelyard_localcloud.cloudwatch import alarms
 from steelyard_localcloud.codebuild.builds import Builds
+from steelyard_localcloud.codepipeline.execution import Surroundings
+from steelyard_localcloud.codepipeline.pipelines import Pipelines
 from steelyard_localcloud.details import CloudDetails
 from steelyard_localcloud.errors import ServiceError
 from steelyard_localcloud.options import Options
@@ -50,10 +52,12 @@ class Installed:
     runtime: Runtime
     registry: Registry
     builds: Builds
+    pipelines: Pipelines
     cloud: CloudDetails
 
     def close(self) -> None:
-        """End all processes: builds, then endpoints; and unmount what killed builds left in the container storage."""
+        """End all processes: pipelines, builds, then endpoints; and unmount what killed builds left in the storage."""
+        self.pipelines.close()
         self.builds.close()
         self.sagemaker.endpoints.close()
         tools.empty_storage(self.cloud)
@@ -75,6 +79,9 @@ def install(*, cloud: CloudDetails, options: Options, inherited: Mapping[str, st
     images.install()
     builds = Builds(cloud, inherited)
     builds.install()
+    pipelines = Pipelines(Surroundings(cloud=cloud, builds=builds, repositories=options.repositories))
+    router.SERVICE_PATTERNS[iam.PIPELINES] = {"target_prefixes": ["CodePipeline_20150709."]}
+    ministack.SERVICE_HANDLERS[iam.PIPELINES] = _json_service(pipelines.perform)
     _take_metric_math()
     register(
         [
@@ -82,6 +89,7 @@ def install(*, cloud: CloudDetails, options: Options, inherited: Mapping[str, st
             *scaling_resources.handlers(scaling),
             *budget_resources.handlers(),
             *flow_log_resources.handlers(),
+            *pipelines.handlers(),
         ]
     )
     alarm_resources.extend()
@@ -92,7 +100,7 @@ def install(*, cloud: CloudDetails, options: Options, inherited: Mapping[str, st
     tagging.extend()
     iam.extend()
     function_roles.extend()
-    return Installed(sagemaker, scaling, runtime, Registry(images), builds, cloud)
+    return Installed(sagemaker, scaling, runtime, Registry(images), builds, pipelines, cloud)
 
 
 def start_evaluating_alarms() -> None:

@@ -36,6 +36,7 @@ class Options:
         quotas: Instances of a type that the endpoints of an account may have, where that is not a new account's number:
             20 of a CPU type, none with an accelerator.
         types_without_capacity: Instance types that AWS has no machines of at the moment.
+        repositories: Folders that stand for the repositories of connections, by ``owner/name``; a pipeline's source.
         environment: Variables set in every endpoint's process, over those of its container.
     """
 
@@ -53,6 +54,7 @@ class Options:
     published_accounts: list[str] = field(default_factory=lambda: [PUBLISHED_ACCOUNT])
     quotas: dict[str, int] = field(default_factory=dict)
     types_without_capacity: list[str] = field(default_factory=list)
+    repositories: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:

@@ -11,6 +11,7 @@ from ministack.services import codebuild
 
 from steelyard_localcloud import wire
 from steelyard_localcloud.codebuild import projects
+from steelyard_localcloud.codebuild.handed import Handed
 from steelyard_localcloud.codebuild.run import Run
 from steelyard_localcloud.details import CloudDetails
 from steelyard_localcloud.errors import ServiceError, not_emulated
@@ -57,31 +58,66 @@ class Builds:
         """``StartBuild``."""
         if unknown := sorted(set(parameters) - _TAKEN):
             raise not_emulated(f"{', '.join(unknown)} of StartBuild")
-        name = parameters.get("projectName", "")
-        project = codebuild._projects.get(name)
-        if project is None:
-            raise ServiceError(f"Project cannot be found: {name}", code="ResourceNotFoundException")
+        project = self._project(parameters.get("projectName", ""))
+        if project["source"].get("type") == "CODEPIPELINE":
+            raise ServiceError(
+                f"The project {project['name']} gets its source from CodePipeline, which alone can start it",
+                code=_INVALID,
+            )
         if project["source"].get("type") not in ("S3", "NO_SOURCE"):
             raise not_emulated(f"sources of the type {project['source'].get('type')}")
+        run = self._begin(
+            project,
+            parameters.get("environmentVariablesOverride", []),
+            timeout_minutes=parameters.get("timeoutInMinutesOverride"),
+            initiator=iam_evaluator.caller_arn().rpartition(":")[2] or "unknown",
+        )
+        return {"build": dict(run.record)}
+
+    def start_handed(self, name: str, variables: Mapping[str, str], handed: Handed, *, initiator: str) -> Run:
+        """Start a build of a pipeline.
+
+        Raises:
+            ServiceError: There is no such project, it is not made for a pipeline, or as many builds of it run as may.
+        """
+        project = self._project(name)
+        if project["source"].get("type") != "CODEPIPELINE":
+            raise ServiceError(f"The source of the project {name} is not CODEPIPELINE", code=_INVALID)
+        given = [{"name": key, "value": value} for key, value in variables.items()]
+        return self._begin(project, given, timeout_minutes=None, initiator=initiator, handed=handed)
+
+    def _project(self, name: str) -> Parameters:
+        project: Parameters | None = codebuild._projects.get(name)
+        if project is None:
+            raise ServiceError(f"Project cannot be found: {name}", code="ResourceNotFoundException")
+        return project
+
+    def _begin(
+        self,
+        project: Parameters,
+        overrides: list[Parameters],
+        *,
+        timeout_minutes: float | None,
+        initiator: str,
+        handed: Handed | None = None,
+    ) -> Run:
         if not project["source"].get("buildspec"):
             raise not_emulated("projects whose buildspec is in their source")
-        given = [
-            *project["environment"].get("environmentVariables", []),
-            *parameters.get("environmentVariablesOverride", []),
-        ]
+        given = [*project["environment"].get("environmentVariables", []), *overrides]
         with self._lock:
             self._check_limit(project)
             run = Run(
                 project,
                 variables=_variables(given),
-                timeout_minutes=parameters.get("timeoutInMinutesOverride") or project.get("timeoutInMinutes", 60),
-                initiator=iam_evaluator.caller_arn().rpartition(":")[2] or "unknown",
+                timeout_minutes=timeout_minutes or project.get("timeoutInMinutes", 60),
+                initiator=initiator,
                 cloud=self._cloud,
                 inherited=self._inherited,
+                handed=handed,
             )
             self._runs[run.record["id"]] = run
             codebuild._builds[run.record["id"]] = run.record
-        return {"build": dict(run.record)}
+        return run
 
     def describe(self, parameters: Parameters) -> Parameters:
         """``BatchGetBuilds``."""

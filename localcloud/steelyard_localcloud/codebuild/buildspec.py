@@ -82,12 +82,29 @@ class Phases(_Strict):
         return self
 
 
+class Artifacts(_Strict):
+    """``artifacts``: the files that a pipeline takes from a build; nobody else does."""
+
+    files: Annotated[list[Command], Field(min_length=1, description="Names and patterns below the folder.")]
+    base_directory: Annotated[
+        Command, Field(alias="base-directory", description="The folder, from that of the source.")
+    ] = "."
+
+    @model_validator(mode="after")
+    def _below_the_source(self) -> Artifacts:
+        for each in (self.base_directory, *self.files):
+            if each.startswith("/") or ".." in each.split("/"):
+                raise ValueError(f"{each!r} is not below the folder of the source")
+        return self
+
+
 class Buildspec(_Strict):
     """A build specification."""
 
     version: Literal["0.2"]
     env: Environment = Environment()
     phases: Phases
+    artifacts: Artifacts | None = None
 
     @field_validator("version", mode="before")
     @classmethod

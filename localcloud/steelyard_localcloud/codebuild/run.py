@@ -18,6 +18,7 @@ from ministack.core.responses import get_account_id, get_region, request_scope
 from ministack.services import codebuild
 
 from steelyard_base.exit_codes import CommandError
+from steelyard_localcloud.codebuild.handed import Handed
 from steelyard_localcloud.codebuild.log import BuildLog
 from steelyard_localcloud.codebuild.source import bring
 from steelyard_localcloud.details import CloudDetails
@@ -39,6 +40,7 @@ class Run:
         initiator: Who started it.
         cloud: The local cloud.
         inherited: What it gets of the machine's environment.
+        handed: What a pipeline hands to it, and takes; None where nobody does.
     """
 
     def __init__(
@@ -50,12 +52,14 @@ class Run:
         initiator: str,
         cloud: CloudDetails,
         inherited: Mapping[str, str],
+        handed: Handed | None = None,
     ) -> None:
         name = str(uuid.uuid4())
         self._scope = (get_account_id(), get_region())
         self._cloud = cloud
         self._inherited = inherited
         self._variables = variables
+        self._handed = handed
         self._source = dict(project["source"])
         self._folder = Path(cloud.home) / "builds" / name
         self._log_file = Path(cloud.home) / "logs" / f"codebuild-{project['name']}-{name}.log"
@@ -120,9 +124,12 @@ class Run:
             with self._phase("DOWNLOAD_SOURCE"):
                 region = self._scope[1]
                 source = self._folder / "source"
-                bring(self._source, source, cloud=self._cloud, region=region, credentials=credentials)
+                if self._handed is None:
+                    bring(self._source, source, cloud=self._cloud, region=region, credentials=credentials)
+                else:
+                    self._handed.bring(self._folder, cloud=self._cloud, region=region, credentials=credentials)
                 text = str(self._source.get("buildspec") or "")
-                _check_buildspec(text)
+                spec = _checked_buildspec(text)
         except ServiceError as error:
             return "FAILED", error.message
         (self._folder / "buildspec.yml").write_text(text, encoding="utf-8")
@@ -137,6 +144,11 @@ class Run:
             # It was ended before it could say so: as soon as it was started, or by somebody else.
             stopped = self._stopped.is_set()
             return ("STOPPED", "The build was stopped") if stopped else ("FAULT", "The build's process was killed")
+        if self._handed is not None and status == "SUCCEEDED":
+            try:
+                self._handed.take(spec.artifacts, source, cloud=self._cloud, region=region, credentials=credentials)
+            except ServiceError as error:
+                return "FAILED", error.message
         return status, ""
 
     def _start(self, credentials: Credentials) -> subprocess.Popen[str] | None:
@@ -158,7 +170,9 @@ class Run:
         words += ["--buildspec", str(self._folder / "buildspec.yml"), "--source", str(self._folder / "source")]
         words += ["--result", str(self._folder / "result.json")]
         words += ["--timeout-s", str(self.record["timeoutInMinutes"] * 60)]
-        words += [f"--env={name}={value}" for name, value in {**self._variables, **self._about()}.items()]
+        words += [
+            f"--env={name}={value}" for name, value in {**self._variables, **self._about(), **self._folders()}.items()
+        ]
         with self._starting:
             if self._stopped.is_set():
                 return None
@@ -188,6 +202,9 @@ class Run:
             "CODEBUILD_LOG_PATH": record["logs"]["streamName"],
             "CODEBUILD_SOURCE_REPO_URL": self._source.get("location", ""),
         }
+
+    def _folders(self) -> dict[str, str]:
+        return {} if self._handed is None else self._handed.variables(self._folder)
 
     def _reported(self) -> Record:
         try:
@@ -227,7 +244,7 @@ class Run:
         self.record["buildComplete"] = True
 
 
-def _check_buildspec(text: str) -> None:
+def _checked_buildspec(text: str) -> Any:
     try:
         from steelyard_localcloud.codebuild.buildspec import parse
     except ImportError as error:
@@ -235,7 +252,7 @@ def _check_buildspec(text: str) -> None:
             f"builds cannot be run here: {error}; install the extra: pip install 'steelyard[local-images]'"
         ) from error
     try:
-        parse(text, name="the project's buildspec")
+        return parse(text, name="the project's buildspec")
     except CommandError as error:
         raise ServiceError(error.message, code="YAML_FILE_ERROR") from error
 
