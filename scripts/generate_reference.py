@@ -23,6 +23,7 @@ from steelyard.commands.root import app
 from steelyard.commands.setting_flags import environment_name, flag_names, shown_default
 from steelyard.decisions.folder import Case
 from steelyard.decisions.workflow import Baseline
+from steelyard.environments.pipeline import Pipeline, Stage
 from steelyard.environments.schema import (
     Alarms,
     Artifacts,
@@ -478,6 +479,19 @@ def environments_page() -> str:
     return _page("Environments", "steelyard/environments/schema.py", intro, _model_tables(ENVIRONMENT_TABLES))
 
 
+def pipelines_page() -> str:
+    """Every field of a pipeline's file."""
+    intro = "\n".join(
+        [
+            "One TOML file makes a pipeline of CodePipeline: [Let a pipeline promote](../how-to/pipelines.md).",
+            "[pipeline.toml](../../pipelines/aws/pipeline.toml) is an example. A file that does not fit its",
+            "environments is refused before anything is made.",
+        ]
+    )
+    tables: dict[str, type] = {"the file itself": Pipeline, "stages, one of them": Stage}
+    return _page("Pipelines", "steelyard/environments/pipeline.py", intro, _model_tables(tables))
+
+
 def releases_page() -> str:
     """Every field of a release manifest."""
     tables: dict[str, type] = {
@@ -576,6 +590,7 @@ PAGES = {
     "evaluations.md": evaluations_page,
     "models.md": models_page,
     "environments.md": environments_page,
+    "pipelines.md": pipelines_page,
     "releases.md": releases_page,
     "release.schema.json": release_schema,
     "../../releases/sample.json": sample_release,

@@ -14,7 +14,7 @@ from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_runtime.settings import instead_of, shown
 
 ALIASES = {"env": "environment"}
-KEYS = ("environment", "release", "bases")
+KEYS = ("environment", "release", "bases", "pipeline")
 PAGE = "docs/how-to/deploy.md"
 
 CDK_PREFIXES = (
@@ -41,17 +41,19 @@ CDK_PREFIXES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """The environment, release and bases to synthesize.
+    """The environment, release and bases to synthesize; or a pipeline instead of them.
 
     Attributes:
         environment: Name of an environment, or ``all``.
         release: A release's id, the first digits of one, or a path.
         bases: File of the containers that images are built on.
+        pipeline: File of a pipeline; None for an environment.
     """
 
     environment: str
     release: str
     bases: Path
+    pipeline: Path | None = None
 
 
 def choices(context: Mapping[str, Any]) -> Choices:
@@ -87,13 +89,25 @@ def choices(context: Mapping[str, Any]) -> Choices:
                 code=ExitCode.USAGE,
                 hint="They mean the same; give one.",
             )
+    if "pipeline" in given and len(given) > 1:
+        raise CommandError(
+            f"the context key 'pipeline' is given with {', '.join(sorted(set(given) - {'pipeline'}))}",
+            code=ExitCode.USAGE,
+            hint="A pipeline is deployed by itself: its file names its environments, and it builds its release.",
+        )
     return Choices(
         environment=given.get("environment", DEFAULT),
         release=given.get("release", SAMPLE),
         bases=Path(given.get("bases", FILE)),
+        pipeline=Path(given["pipeline"]) if "pipeline" in given else None,
     )
 
 
 def _hint(name: str) -> str:
-    examples = {"environment": "prod", "release": "0123456789abcdef", "bases": "bases.toml"}
+    examples = {
+        "environment": "prod",
+        "release": "0123456789abcdef",
+        "bases": "bases.toml",
+        "pipeline": "pipeline.toml",
+    }
     return f"Write it as: -c {name}={examples[name]}"

@@ -32,7 +32,7 @@ class BuildProps:
     """Properties that every project has, whatever it builds.
 
     Attributes:
-        source: The files that a build starts with.
+        source: The files that a build starts with; None where a pipeline hands them over, and takes what is found.
         buildspec: The build specification; its text becomes part of the project, so a changed one is a change of the
             stack.
         project_name: The name of the project; without one, CloudFormation makes it up.
@@ -42,7 +42,7 @@ class BuildProps:
         timeout: The longest that a build may take, 5 minutes to 36 hours; 1 hour unless set, and 2 for a model.
     """
 
-    source: s3_assets.Asset
+    source: s3_assets.Asset | None
     buildspec: Path
     project_name: str | None = None
     encryption_key: kms.IKey | None = None
@@ -129,14 +129,15 @@ class BuildProject(Construct):
                 resources=[self.log_group.log_group_arn],
             )
         )
-        self.role.add_to_policy(
-            iam.PolicyStatement(
-                sid="ReadSource",
-                actions=["s3:GetObject", "s3:GetObjectVersion"],
-                resources=[props.source.bucket.arn_for_objects(props.source.s3_object_key)],
-                conditions={"StringEquals": own_account(self)},
+        if props.source is not None:
+            self.role.add_to_policy(
+                iam.PolicyStatement(
+                    sid="ReadSource",
+                    actions=["s3:GetObject", "s3:GetObjectVersion"],
+                    resources=[props.source.bucket.arn_for_objects(props.source.s3_object_key)],
+                    conditions={"StringEquals": own_account(self)},
+                )
             )
-        )
         if props.encryption_key is not None:
             self.role.add_to_policy(
                 iam.PolicyStatement(
@@ -151,12 +152,10 @@ class BuildProject(Construct):
             name=props.project_name,
             description=description,
             service_role=self.role.role_arn,
-            artifacts=codebuild.CfnProject.ArtifactsProperty(type="NO_ARTIFACTS"),
-            source=codebuild.CfnProject.SourceProperty(
-                type="S3",
-                location=f"{props.source.s3_bucket_name}/{props.source.s3_object_key}",
-                build_spec=_text(props.buildspec),
+            artifacts=codebuild.CfnProject.ArtifactsProperty(
+                type="NO_ARTIFACTS" if props.source is not None else "CODEPIPELINE"
             ),
+            source=_source(props),
             environment=codebuild.CfnProject.EnvironmentProperty(
                 type=_BUILD_TYPES[architecture],
                 image=BUILD_IMAGES[architecture],
@@ -187,6 +186,14 @@ class BuildProject(Construct):
         # CodeBuild tries the role when the project is made.
         self.project.node.add_dependency(self.role.node.find_child("DefaultPolicy"))
         self.project_name = self.project.ref
+
+
+def _source(props: BuildProps) -> codebuild.CfnProject.SourceProperty:
+    text = _text(props.buildspec)
+    if props.source is None:
+        return codebuild.CfnProject.SourceProperty(type="CODEPIPELINE", build_spec=text)
+    location = f"{props.source.s3_bucket_name}/{props.source.s3_object_key}"
+    return codebuild.CfnProject.SourceProperty(type="S3", location=location, build_spec=text)
 
 
 def _text(buildspec: Path) -> str:

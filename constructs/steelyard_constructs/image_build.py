@@ -53,7 +53,7 @@ class ImageBuild(BuildProject):
         props: Its source, its specification, and how it is kept.
 
     Raises:
-        Refused: The Dockerfile is not a relative path, or the build specification is unusable.
+        Refused: The Dockerfile is not a relative path, there is no source, or the build specification is unusable.
 
     Example:
         >>> from pathlib import Path
@@ -98,6 +98,8 @@ class ImageBuild(BuildProject):
         dockerfile: str,
         props: BuildProps,
     ) -> None:
+        if props.source is None:
+            raise Refused("an image's tag follows from its source; give source")
         if not dockerfile or dockerfile.startswith("/") or ".." in Path(dockerfile).parts:
             raise Refused(f"dockerfile {dockerfile!r} is not inside the source; write its path from the source's root")
         made_of = f"{props.source.asset_hash}\n{dockerfile}\n{base.repository}\n{base.digest}\n{llama_cpp}"

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
@@ -85,11 +86,30 @@ def test_scripts_are_bash_into_which_nobody_writes(path: Path) -> None:
 
 
 def commands(path: Path) -> Iterator[list[str]]:
-    """The words of each call of our command."""
+    """The words of each call of our command, in scripts of ``pipelines/steps`` too, with what their step says."""
     for step in steps(path):
-        for line in step.get("run", "").replace("\\\n", " ").splitlines():
+        script = step.get("run", "")
+        if script.startswith("pipelines/steps/"):
+            script = (FOLDER.parents[1] / script).read_text()
+        for line in script.replace("\\\n", " ").splitlines():
             for call in re.findall(r"\.venv/bin/steelyard ([^>|]*)", line):
-                yield shlex.split(call.replace("$(", "").replace(")", ""))
+                said = Template(call.replace("$(", "").replace(")", "")).safe_substitute(step.get("env", {}))
+                yield shlex.split(said)
+
+
+def test_each_step_is_run_and_told_all_that_it_reads() -> None:
+    """Here by what the workflow says; tests/deploy/test_pipeline.py runs them."""
+    path = FOLDER / "release.yml"
+    whole = workflow(path)["env"]
+    run = {}
+    for step in steps(path):
+        if (script := step.get("run", "")).startswith("pipelines/steps/"):
+            text = (FOLDER.parents[1] / script).read_text()
+            read = set(re.findall(r"\$([A-Z_]+)", text))
+            assert read <= {*whole, *step.get("env", {})}, script
+            run[Path(script).stem] = text
+    assert sorted(run) == sorted(each.stem for each in (FOLDER.parent / "steps").iterdir())
+    assert all("set -euo pipefail" in text for text in run.values())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -116,7 +136,7 @@ def test_a_release_is_built_once_and_goes_on_by_evidence() -> None:
     called = [" ".join(words[:2]) for words in commands(path)]
     assert called == [
         *("release build", "up --env", "decision evaluate"),
-        *("release promote", "decision evaluate", "release promote", "release log"),
+        *("release promote", "decision evaluate", "release promote", "release watch", "release log"),
     ]
     promoted = [words for words in commands(path) if words[:2] == ["release", "promote"]]
     assert [(words[words.index("--from") + 1], words[words.index("--to") + 1]) for words in promoted] == [

@@ -1,0 +1,108 @@
+"""The pipeline of an account: its bucket and key, and CodePipeline with a project for each stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aws_cdk as cdk
+
+from stacks.environment_stack import RETENTION
+from steelyard.environments.pipeline import Pipeline, Step
+from steelyard_constructs.artifact_store import ArtifactStore
+from steelyard_constructs.build_project import BuildProps
+from steelyard_constructs.environment_key import EnvironmentKey
+from steelyard_constructs.release_pipeline import Origin, PipelineStage, ReleasePipeline, artifact_of
+
+BUILDSPEC = Path(__file__).resolve().parent.parent / "pipelines" / "aws" / "stage.buildspec.yml"
+
+_NOTHING = {"TO": "", "FROM": "", "TO_ROLE": "", "FROM_ROLE": "", "EVIDENCE_SOURCE": "NONE"}
+_STAGE_HOURS = 4
+
+
+class PipelineStack(cdk.Stack):
+    """Everything of the pipeline. What it deploys is in the accounts of its environments.
+
+    Attributes:
+        release: The pipeline.
+    """
+
+    def __init__(self, scope: cdk.App, pipeline: Pipeline, steps: tuple[Step, ...]) -> None:
+        """Make the stack.
+
+        Args:
+            scope: The app.
+            pipeline: What its file says.
+            steps: Its environments.
+        """
+        names = ", ".join(each.environment.name for each in steps)
+        super().__init__(
+            scope,
+            "Steelyard-Pipeline",
+            env=cdk.Environment(account=pipeline.account, region=pipeline.region),
+            synthesizer=cdk.DefaultStackSynthesizer(qualifier=pipeline.qualifier),
+            description=f"Steelyard: from {pipeline.repository} to {names}",
+        )
+        cdk.Tags.of(self).add("steelyard:pipeline", pipeline.repository)
+        removal = cdk.RemovalPolicy.DESTROY
+        description = "Everything that Steelyard's pipeline stores"
+        key = EnvironmentKey(self, "Key", removal_policy=removal, description=description).key
+        store = ArtifactStore(self, "Store", removal_policy=removal, encryption_key=key)
+        store.bucket.add_lifecycle_rule(id="expire", expiration=cdk.Duration.days(pipeline.artifact_days))
+        self.release = ReleasePipeline(
+            self,
+            "Release",
+            origin=Origin(
+                connection_arn=pipeline.connection_arn, repository=pipeline.repository, branch=pipeline.branch
+            ),
+            stages=pipeline_stages(pipeline, steps),
+            artifacts=store.bucket,
+            encryption_key=key,
+            props=BuildProps(
+                source=None,
+                buildspec=BUILDSPEC,
+                encryption_key=key,
+                log_retention=RETENTION[pipeline.log_retention_days],
+                removal_policy=removal,
+                timeout=cdk.Duration.hours(_STAGE_HOURS),
+            ),
+        )
+        cdk.CfnOutput(self, "PipelineName", value=self.release.pipeline.ref, description="Name of the pipeline")
+
+
+def pipeline_stages(pipeline: Pipeline, steps: tuple[Step, ...]) -> list[PipelineStage]:
+    """Return the stages: the tests, then each environment with the steps that ``pipelines/steps`` has."""
+    asked = {"DECISION": pipeline.decision, "CASES": pipeline.cases, "ENDPOINT": pipeline.endpoint}
+    watched = {"WATCH_MINUTES": str(pipeline.watch_minutes)}
+    stages = [PipelineStage(name="Test", variables={"STEPS": "test", **_NOTHING, **asked, **watched})]
+    for position, step in enumerate(steps):
+        first, last = position == 0, position == len(steps) - 1
+        variables = {
+            "STEPS": f"{'build' if first else 'promote'} {'watch' if last else 'evaluate'}",
+            **_NOTHING,
+            **asked,
+            **watched,
+            "TO": step.stage.environment,
+            "TO_ROLE": step.stage.role_arn,
+        }
+        if first:
+            stages.append(PipelineStage(name=step.environment.name, variables=variables, roles=[step.stage.role_arn]))
+            continue
+        origin = steps[position - 1].stage
+        stages.append(
+            PipelineStage(
+                name=step.environment.name,
+                variables={
+                    **variables,
+                    "FROM": origin.environment,
+                    "FROM_ROLE": origin.role_arn,
+                    "EVIDENCE_SOURCE": f"CODEBUILD_SRC_DIR_{artifact_of(position)}",
+                },
+                roles=[step.stage.role_arn, origin.role_arn],
+                reads=[position],
+                approval=f"Deploy to {step.environment.name} what {origin.environment} runs?"
+                if step.stage.approval
+                else None,
+                report=position if step.stage.approval else None,
+            )
+        )
+    return stages
