@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import aws_cdk as cdk
 
 from stacks.environment_stack import RETENTION
 from steelyard.environments.pipeline import Pipeline, Step
+from steelyard_constructs.alarm_topic import AlarmTopic
 from steelyard_constructs.artifact_store import ArtifactStore
 from steelyard_constructs.build_project import BuildProps
 from steelyard_constructs.environment_key import EnvironmentKey
 from steelyard_constructs.release_pipeline import Origin, PipelineStage, ReleasePipeline, artifact_of
+from steelyard_constructs.scheduled_check import ScheduledCheck
 
 BUILDSPEC = Path(__file__).resolve().parent.parent / "pipelines" / "aws" / "stage.buildspec.yml"
 
 _NOTHING = {"TO": "", "FROM": "", "TO_ROLE": "", "FROM_ROLE": "", "EVIDENCE_SOURCE": "NONE"}
 _STAGE_HOURS = 4
+_DRIFTED = (
+    "what is decided there has drifted, or could not be looked at; the build's log says which. What to do: "
+    "docs/how-to/watch-for-drift.md"
+)
 
 
 class PipelineStack(cdk.Stack):
@@ -24,6 +31,7 @@ class PipelineStack(cdk.Stack):
 
     Attributes:
         release: The pipeline.
+        drift: The pipeline that looks for drift on a schedule; None where the file has none.
     """
 
     def __init__(self, scope: cdk.App, pipeline: Pipeline, steps: tuple[Step, ...]) -> None:
@@ -48,39 +56,60 @@ class PipelineStack(cdk.Stack):
         key = EnvironmentKey(self, "Key", removal_policy=removal, description=description).key
         store = ArtifactStore(self, "Store", removal_policy=removal, encryption_key=key)
         store.bucket.add_lifecycle_rule(id="expire", expiration=cdk.Duration.days(pipeline.artifact_days))
+        props = BuildProps(
+            source=None,
+            buildspec=BUILDSPEC,
+            encryption_key=key,
+            log_retention=RETENTION[pipeline.log_retention_days],
+            removal_policy=removal,
+            timeout=cdk.Duration.hours(_STAGE_HOURS),
+        )
+        origin = Origin(connection_arn=pipeline.connection_arn, repository=pipeline.repository, branch=pipeline.branch)
         self.release = ReleasePipeline(
             self,
             "Release",
-            origin=Origin(
-                connection_arn=pipeline.connection_arn, repository=pipeline.repository, branch=pipeline.branch
-            ),
+            origin=origin,
             stages=pipeline_stages(pipeline, steps),
             artifacts=store.bucket,
             encryption_key=key,
-            props=BuildProps(
-                source=None,
-                buildspec=BUILDSPEC,
-                encryption_key=key,
-                log_retention=RETENTION[pipeline.log_retention_days],
-                removal_policy=removal,
-                timeout=cdk.Duration.hours(_STAGE_HOURS),
-            ),
+            props=props,
         )
         cdk.CfnOutput(self, "PipelineName", value=self.release.pipeline.ref, description="Name of the pipeline")
+        self.drift: ReleasePipeline | None = None
+        if pipeline.drift_every_hours is None:
+            return
+        self.drift = ReleasePipeline(
+            self,
+            "Drift",
+            origin=replace(origin, starts=False),
+            stages=[drift_stage(pipeline, steps[-1])],
+            artifacts=store.bucket,
+            encryption_key=key,
+            props=props,
+        )
+        alarms = AlarmTopic(self, "Alarms", emails=pipeline.emails, encryption_key=key)
+        ScheduledCheck(
+            self,
+            "DriftCheck",
+            pipeline=self.drift,
+            every_hours=pipeline.drift_every_hours,
+            meaning=_DRIFTED,
+            topic=alarms.topic,
+        )
+        cdk.CfnOutput(
+            self, "DriftPipelineName", value=self.drift.pipeline.ref, description="Pipeline of the drift check"
+        )
 
 
 def pipeline_stages(pipeline: Pipeline, steps: tuple[Step, ...]) -> list[PipelineStage]:
-    """Return the stages: the tests, then each environment with the steps that ``pipelines/steps`` has."""
-    asked = {"DECISION": pipeline.decision, "CASES": pipeline.cases, "ENDPOINT": pipeline.endpoint}
-    watched = {"WATCH_MINUTES": str(pipeline.watch_minutes)}
-    stages = [PipelineStage(name="Test", variables={"STEPS": "test", **_NOTHING, **asked, **watched})]
+    """Return the stages of a release: the tests, then each environment with the steps that ``pipelines/steps`` has."""
+    every = _variables(pipeline)
+    stages = [PipelineStage(name="Test", variables={**every, "STEPS": "test"})]
     for position, step in enumerate(steps):
         first, last = position == 0, position == len(steps) - 1
         variables = {
+            **every,
             "STEPS": f"{'build' if first else 'promote'} {'watch' if last else 'evaluate'}",
-            **_NOTHING,
-            **asked,
-            **watched,
             "TO": step.stage.environment,
             "TO_ROLE": step.stage.role_arn,
         }
@@ -106,3 +135,23 @@ def pipeline_stages(pipeline: Pipeline, steps: tuple[Step, ...]) -> list[Pipelin
             )
         )
     return stages
+
+
+def drift_stage(pipeline: Pipeline, step: Step) -> PipelineStage:
+    """Return the stage that looks for drift in an environment."""
+    role = step.stage.role_arn
+    variables = {**_variables(pipeline), "STEPS": "drift", "TO": step.stage.environment, "TO_ROLE": role}
+    return PipelineStage(name=step.environment.name, variables=variables, roles=[role])
+
+
+def _variables(pipeline: Pipeline) -> dict[str, str]:
+    """Return the variables that each stage has, whatever it does."""
+    return {
+        **_NOTHING,
+        "STEPS": "",
+        "DECISION": pipeline.decision,
+        "CASES": pipeline.cases,
+        "ENDPOINT": pipeline.endpoint,
+        "WATCH_MINUTES": str(pipeline.watch_minutes),
+        "DRIFT_HOURS": str(pipeline.drift_hours),
+    }

@@ -29,7 +29,8 @@ MEANING: dict[ExitCode, str] = {
     ExitCode.MODEL: "The model is unknown, missing, incomplete or not the pinned file.",
     ExitCode.DOWNLOAD: "A download did not finish. Run the command again: it continues where it stopped.",
     ExitCode.PARTIAL: "Some of many rows were not answered; each row says why. The others were.",
-    ExitCode.GATE: "A figure misses a limit of `--gate` or of an environment, or was not measured; it says which.",
+    ExitCode.GATE: "A figure misses a limit of `--gate` or of an environment, or was not measured; it says which. Or "
+    "answers drifted, and `decision drift --fail` asked.",
     ExitCode.INTERRUPTED: "Ctrl-C, or SIGTERM. `steelyard serve` itself ends with 0 then: it has finished its work.",
 }
 

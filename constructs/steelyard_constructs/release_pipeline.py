@@ -36,11 +36,13 @@ class Origin:
         connection_arn: The connection to its host.
         repository: ``owner/name``.
         branch: The branch.
+        starts: Whether a commit starts the pipeline.
     """
 
     connection_arn: str
     repository: str
     branch: str
+    starts: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +178,7 @@ class ReleasePipeline(Construct):
                 "BranchName": self._origin.branch,
                 # With its history: a release says of which commit it is.
                 "OutputArtifactFormat": "CODEBUILD_CLONE_REF",
+                "DetectChanges": str(self._origin.starts).lower(),
             },
             output=SOURCE,
             namespace=SOURCE,

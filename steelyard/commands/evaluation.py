@@ -275,6 +275,7 @@ def drift(
     ],
     now: Annotated[Path, typer.Argument(help="Answers of another one.")],
     *,
+    fail: Annotated[bool, typer.Option("--fail", help="Exit code 8 when something moved beyond noise.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare the answers of two periods, decision by decision, and say what moved and what is noise.
@@ -299,9 +300,16 @@ def drift(
         console.note(f"{name} is in one of the two files only")
     if as_json:
         sys.stdout.write(json.dumps({"decisions": [each.to_json() for each in found]}, ensure_ascii=False) + "\n")
-        return
-    for each in found:
-        evaluations.show_drift(each)
+    else:
+        for each in found:
+            evaluations.show_drift(each)
+    moved = [f"{each.decision}: {', '.join(each.moved)}" for each in found if each.moved]
+    if fail and moved:
+        raise CommandError(
+            f"{len(moved)} of {len(found)} decisions moved beyond noise: {'; '.join(moved)}",
+            code=ExitCode.GATE,
+            hint="Label some of the new states, and evaluate the decision on them: docs/how-to/watch-for-drift.md",
+        )
 
 
 def _target(

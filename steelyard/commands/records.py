@@ -21,6 +21,9 @@ def command(
     hours: Annotated[
         float, typer.Option("--hours", min=0.01, max=87_600, help="How far back from now, in hours.")
     ] = 24.0,
+    until: Annotated[
+        float, typer.Option("--until", min=0.0, max=87_600, help="Up to so many hours ago; until now unless given.")
+    ] = 0.0,
 ) -> None:
     """Print the decision records and the feedback in the log of a deployed endpoint, one JSON line each.
 
@@ -32,7 +35,8 @@ def command(
 
     environment = load_environment(env)
     count = 0
-    for line in recorded_lines(Aws(environment.region), environment, endpoint, hours=hours):
+    for line in recorded_lines(Aws(environment.region), environment, endpoint, hours=hours, until_hours=until):
         sys.stdout.write(line + "\n")
         count += 1
-    console.note(f"{count} records of the last {hours:g} hours")
+    period = f"the last {hours:g} hours" if not until else f"{hours:g} to {until:g} hours ago"
+    console.note(f"{count} records of {period}")

@@ -16,7 +16,9 @@ EVENTS = ("decision", "feedback")
 _PATTERN = " || ".join(f'($.event = "{event}")' for event in EVENTS)
 
 
-def recorded_lines(aws: Aws, environment: Environment, endpoint: str, *, hours: float) -> Iterator[str]:
+def recorded_lines(
+    aws: Aws, environment: Environment, endpoint: str, *, hours: float, until_hours: float = 0.0
+) -> Iterator[str]:
     """Yield the records of an endpoint's last hours, in time's order.
 
     Args:
@@ -24,9 +26,10 @@ def recorded_lines(aws: Aws, environment: Environment, endpoint: str, *, hours: 
         environment: The environment.
         endpoint: Name of the endpoint in the environment file.
         hours: How far back.
+        until_hours: How far back the last of them is; until now unless given.
 
     Raises:
-        CommandError: There is no such endpoint or log, or AWS cannot be asked.
+        CommandError: The period ends before it begins, there is no such endpoint or log, or AWS cannot be asked.
     """
     from botocore.exceptions import ClientError
 
@@ -36,12 +39,20 @@ def recorded_lines(aws: Aws, environment: Environment, endpoint: str, *, hours: 
             f"there is no endpoint {endpoint!r} in the environment {environment.name!r}; it has {known}",
             code=ExitCode.USAGE,
         )
+    if until_hours >= hours:
+        raise CommandError(
+            f"--hours is {hours:g} and --until {until_hours:g}: the records from {hours:g} hours ago until "
+            f"{until_hours:g} hours ago are none",
+            code=ExitCode.USAGE,
+            hint="Make --until smaller than --hours.",
+        )
     group = ENDPOINTS + environment.endpoint_name(endpoint)
     pages = aws.client("logs").get_paginator("filter_log_events")
-    start = int((time.time() - hours * 3600) * 1000)
+    now = time.time()
+    period = {name: int((now - back * 3600) * 1000) for name, back in (("startTime", hours), ("endTime", until_hours))}
     with aws_errors():
         try:
-            for page in pages.paginate(logGroupName=group, startTime=start, filterPattern=f"{{ {_PATTERN} }}"):
+            for page in pages.paginate(logGroupName=group, **period, filterPattern=f"{{ {_PATTERN} }}"):
                 for event in page["events"]:
                     if _is_record(event["message"]):
                         yield event["message"].rstrip("\n")

@@ -10,11 +10,13 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from steelyard.environments.files import FOLDER, load_environment
-from steelyard.environments.schema import AccountId, Environment, Positive, RegionName
+from steelyard.environments.schema import AccountId, Email, Environment, Positive, RegionName
 from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_base.faults import sentences
 from steelyard_base.strict import Listed, Strict, read_toml
 from steelyard_constructs.log_retention import check_log_retention
+
+_RECORDS = "STEELYARD_DECISION_RECORDS"
 
 
 class Stage(Strict):
@@ -61,6 +63,14 @@ class Pipeline(Strict):
     watch_minutes: Annotated[
         int, Field(ge=1, le=240, description="Minutes for which the last environment's alarms are watched.")
     ] = 15
+    drift_every_hours: Annotated[
+        int | None,
+        Field(ge=1, le=720, description="How often the last environment is looked at for drift; never unless set."),
+    ] = None
+    drift_hours: Annotated[
+        int, Field(ge=1, le=4380, description="Hours whose answers are compared with those of as many hours before.")
+    ] = 168
+    emails: Annotated[Listed[Email], Field(description="Who hears of drift.")] = ()
     stages: Annotated[
         Listed[Stage], Field(min_length=2, max_length=10, description="The environments, in the order of promotion.")
     ]
@@ -126,6 +136,13 @@ def load_pipeline(path: Path, *, folder: Path = FOLDER) -> tuple[Pipeline, tuple
 
 def _faults(pipeline: Pipeline, steps: tuple[Step, ...]) -> list[str]:
     found = []
+    last = steps[-1].environment
+    watched = last.endpoints.get(pipeline.endpoint)
+    if pipeline.drift_every_hours is not None and (watched is None or watched.environment.get(_RECORDS) != "log"):
+        found.append(
+            f"drift_every_hours is set, and {last.name} does not record what {pipeline.endpoint} decides: set "
+            f'{_RECORDS} = "log" under [endpoints.{pipeline.endpoint}.environment]'
+        )
     for step in steps:
         environment = step.environment
         if environment.account not in (None, step.stage.account):

@@ -16,14 +16,16 @@ import aws_cdk as cdk
 import pytest
 from alarms import rollback_alarm_goes_off
 from by_templates import deploy_template
-from test_promotion import BASE, CASES, DECISION, KEPT, Clouds, assembly
+from test_promotion import BASE, CASES, DECISION, ENDPOINT, KEPT, Clouds
 from world import PROCESSES
 
+from environment_assemblies import app_of
 from stacks.environment_app import pinned_context
 from stacks.pipeline_stack import PipelineStack
 from steelyard.deploy.local_cloud import reached
 from steelyard.environments.files import parse_environment
 from steelyard.environments.pipeline import Pipeline, Step
+from steelyard.releases.manifest import parse_release
 from steelyard_localcloud.cloud import LocalCloud
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,10 +42,14 @@ FILE = {
     "cases": "cases.jsonl",
     "endpoint": "decision",
     "watch_minutes": 1,
+    "drift_every_hours": 24,
+    "drift_hours": 1,
+    "emails": ["oncall@example.com"],
     "stages": [STAGED, {**STAGED, "environment": "staging", "approval": True}],
 }
 PULLED = {"images": {"account": "000000000000", "repository": "steelyard-dev"}}
-ENVIRONMENTS = {"dev": BASE, "staging": {**BASE, **PULLED, "gates": KEPT}}
+RECORDED = {"endpoints": {"decision": {**ENDPOINT, "environment": {"STEELYARD_DECISION_RECORDS": "log"}}}}
+ENVIRONMENTS = {"dev": BASE, "staging": {**BASE, **PULLED, **RECORDED, "gates": KEPT}}
 
 
 class Project:
@@ -57,7 +63,7 @@ class Project:
         self._write_source()
         self.commit("first")
         self._make_operator()
-        self.name = self._deploy()
+        self.name, self.drift = self._deploy()
 
     def commit(self, release: str, **gates: Any) -> None:
         """Change what the source says: the release that it builds to, and the gates of staging."""
@@ -71,11 +77,11 @@ class Project:
         }
         (self.source / "made.json").write_text(json.dumps(made))
 
-    def start(self) -> str:
-        return str(self.client.start_pipeline_execution(name=self.name)["pipelineExecutionId"])
+    def start(self, name: str | None = None) -> str:
+        return str(self.client.start_pipeline_execution(name=name or self.name)["pipelineExecutionId"])
 
-    def status(self, execution: str) -> str:
-        found = self.client.get_pipeline_execution(pipelineName=self.name, pipelineExecutionId=execution)
+    def status(self, execution: str, name: str | None = None) -> str:
+        found = self.client.get_pipeline_execution(pipelineName=name or self.name, pipelineExecutionId=execution)
         return str(found["pipelineExecution"]["status"])
 
     def action(self, stage: str, action: str) -> dict[str, Any]:
@@ -102,9 +108,9 @@ class Project:
         )
         return str(found["summary"])
 
-    def finish(self, execution: str) -> str:
-        wait_for(lambda: self.status(execution) != "InProgress")
-        return self.status(execution)
+    def finish(self, execution: str, name: str | None = None) -> str:
+        wait_for(lambda: self.status(execution, name) != "InProgress")
+        return self.status(execution, name)
 
     def log(self, stage: str) -> str:
         """All that the builds of a stage have said."""
@@ -123,8 +129,13 @@ class Project:
                 )
                 for environment in ENVIRONMENTS:
                     shutil.copytree(
-                        assembly(environment, manifest), self.folder / "templates" / f"{environment}-{name}"
+                        self._assembly(environment, manifest), self.folder / "templates" / f"{environment}-{name}"
                     )
+
+    def _assembly(self, name: str, manifest: str) -> str:
+        environment = parse_environment(ENVIRONMENTS[name], name=name, source="the test")
+        folder: str = app_of(environment, parse_release(json.loads(manifest), source="the test")).synth().directory
+        return folder
 
     def _write_source(self) -> None:
         shutil.copytree(ROOT / "pipelines", self.source / "pipelines")
@@ -144,7 +155,7 @@ class Project:
         iam.create_role(RoleName="operator", AssumeRolePolicyDocument=json.dumps(policy(trust)))
         iam.put_role_policy(RoleName="operator", PolicyName="it", PolicyDocument=json.dumps(policy(everything)))
 
-    def _deploy(self) -> str:
+    def _deploy(self) -> tuple[str, str]:
         app = cdk.App(context=pinned_context(), outdir=str(self.folder / "pipeline"), analytics_reporting=False)
         pipeline = Pipeline.model_validate(FILE)
         steps = tuple(
@@ -158,7 +169,8 @@ class Project:
         template = app.synth().get_stack_by_name(stack.stack_name).template
         deploy_template(self.clouds.aws, stack.stack_name, template)
         (found,) = self.cloud.client("cloudformation").describe_stacks(StackName=stack.stack_name)["Stacks"]
-        return str(found["Outputs"][0]["OutputValue"])
+        outputs = {each["OutputKey"]: str(each["OutputValue"]) for each in found["Outputs"]}
+        return outputs["PipelineName"], outputs["DriftPipelineName"]
 
 
 def policy(statement: dict[str, Any]) -> dict[str, Any]:
@@ -240,3 +252,31 @@ def test_an_alarm_takes_the_deployment_back(project: Project) -> None:
     assert "exit status 1" in project.action("staging", "Run")["errorDetails"]["message"]
     assert any(f"alarms that went off: {name}" in said for name in names), said[-3000:]
     assert project.clouds.told("staging")[-1] == ("promote", "second", "failed")
+
+
+def answered(project: Project, option: str, *, hours_ago: float) -> None:
+    """Write records of a hundred answers into the log of staging's endpoint, as its server does."""
+    record = {"event": "decision", "decision": "teams@1", "option": option, "answer": 0, "probabilities": [0.9, 0.1]}
+    where = {"logGroupName": "/aws/sagemaker/Endpoints/steelyard-staging-decision", "logStreamName": f"of-{option}"}
+    logs, at = project.cloud.client("logs"), int((time.time() - hours_ago * 3600) * 1000)
+    logs.create_log_stream(**where)
+    message = json.dumps({**record, "action": "automate"})
+    logs.put_log_events(**where, logEvents=[{"timestamp": at + number, "message": message} for number in range(100)])
+
+
+def test_drift_fails_its_check_and_the_alarm_goes_off(project: Project) -> None:
+    """After the others, which have deployed staging."""
+    cloudwatch = project.cloud.client("cloudwatch")
+
+    def alarm() -> str:
+        (found,) = cloudwatch.describe_alarms(AlarmNamePrefix="Steelyard-Pipeline-")["MetricAlarms"]
+        return str(found["StateValue"])
+
+    assert project.finish(project.start(project.drift), project.drift) == "Succeeded", project.log("Drift")
+    assert "one of the two periods has no records; nothing is compared" in project.log("Drift")
+    assert alarm() != "ALARM"
+    answered(project, "billing", hours_ago=1.5)
+    answered(project, "shipping", hours_ago=0.5)
+    assert project.finish(project.start(project.drift), project.drift) == "Failed"
+    assert "1 of 1 decisions moved beyond noise: teams@1: options" in project.log("Drift")
+    wait_for(lambda: alarm() == "ALARM")

@@ -31,13 +31,33 @@ EXAMPLE = PIPELINES / "aws" / "pipeline.toml"
 TEXT = EXAMPLE.read_text()
 
 
+def pipeline(*, dev: bool = True, **changes: Any) -> tuple[Pipeline, tuple[Step, ...]]:
+    """The example with dev before it, and what prod decides recorded; in other accounts and regions."""
+    data = {**tomllib.loads(TEXT), **changes}
+    if dev:
+        role = "arn:aws:iam::777788889999:role/steelyard-pipeline-dev"
+        data["stages"] = [{"environment": "dev", "role_arn": role}, *data["stages"]]
+    found = Pipeline.model_validate(data)
+    return found, tuple(Step(stage=each, environment=load_environment(each.environment)) for each in found.stages)
+
+
 @cache
 def made() -> tuple[PipelineStack, dict[str, Any]]:
-    """The stack of the example, and its template."""
+    """The stack of the example with a drift check, and its template."""
     app = cdk.App(context=pinned_context(), outdir=mkdtemp(), analytics_reporting=False)
-    stack = PipelineStack(app, *load_pipeline(EXAMPLE))
+    stack = PipelineStack(app, *pipeline(dev=False, drift_every_hours=24, emails=["oncall@example.com"]))
     template: dict[str, Any] = app.synth().get_stack_by_name(stack.stack_name).template
     return stack, template
+
+
+def pipelines() -> dict[str, dict[str, Any]]:
+    """The pipelines of the template, by the beginning of their names."""
+    found = {
+        name: each["Properties"]
+        for name, each in made()[1]["Resources"].items()
+        if each["Type"] == "AWS::CodePipeline::Pipeline"
+    }
+    return {name.removesuffix(name[-16:]): each for name, each in found.items()}
 
 
 def statements(template: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -60,11 +80,11 @@ def test_no_finding_of_cfn_lint() -> None:
 
 
 def test_stages_and_what_they_hand_on() -> None:
-    pipeline = only(made()[1], "AWS::CodePipeline::Pipeline")
-    assert (pipeline["PipelineType"], pipeline["ExecutionMode"]) == ("V2", "QUEUED")
-    assert pipeline["ArtifactStore"]["EncryptionKey"]["Type"] == "KMS"
-    assert [each["Name"] for each in pipeline["Stages"]] == ["Source", "Test", "staging", "prod"]
-    source, _, staging, prod = pipeline["Stages"]
+    declared = pipelines()["Release"]
+    assert (declared["PipelineType"], declared["ExecutionMode"]) == ("V2", "QUEUED")
+    assert declared["ArtifactStore"]["EncryptionKey"]["Type"] == "KMS"
+    assert [each["Name"] for each in declared["Stages"]] == ["Source", "Test", "staging", "prod"]
+    source, _, staging, prod = declared["Stages"]
     assert source["Actions"][0]["Configuration"]["OutputArtifactFormat"] == "CODEBUILD_CLONE_REF"
     approval, run = prod["Actions"]
     assert approval["Configuration"]["ExternalEntityLink"] == "#{Found1.REPORT}"
@@ -80,9 +100,9 @@ def test_roles_are_assumed_by_their_stage_alone_and_nothing_has_a_star() -> None
         for account, name in (("111122223333", "staging"), ("444455556666", "prod"))
     )
     assert {
-        next(name for name in ("staging", "prod") if f"Release{name}" in policy): roles
+        next(name for name in ("Releasestaging", "Releaseprod", "Driftprod") if name in policy): roles
         for policy, roles in allowed.items()
-    } == {"staging": staging, "prod": [staging, prod]}
+    } == {"Releasestaging": staging, "Releaseprod": [staging, prod], "Driftprod": prod}
     for each in statements(made()[1]):
         actions = each["Action"] if isinstance(each["Action"], list) else [each["Action"]]
         assert not [action for action in actions if "*" in action]
@@ -103,13 +123,24 @@ def test_what_it_stores_is_encrypted_and_expires() -> None:
         assert project["Source"]["Type"] == project["Artifacts"]["Type"] == "CODEPIPELINE"
 
 
-def pipeline(**changes: Any) -> tuple[Pipeline, tuple[Step, ...]]:
-    """The example with dev before it, in other accounts and regions."""
-    data = {**tomllib.loads(TEXT), **changes}
-    role = "arn:aws:iam::777788889999:role/steelyard-pipeline-dev"
-    data["stages"] = [{"environment": "dev", "role_arn": role}, *data["stages"]]
-    found = Pipeline.model_validate(data)
-    return found, tuple(Step(stage=each, environment=load_environment(each.environment)) for each in found.stages)
+def test_drift_is_looked_for_on_a_schedule_in_the_last_environment() -> None:
+    template = made()[1]
+    drift = pipelines()["Drift"]
+    assert [each["Name"] for each in drift["Stages"]] == ["Source", "prod"]
+    starts = {
+        name: each["Stages"][0]["Actions"][0]["Configuration"]["DetectChanges"] for name, each in pipelines().items()
+    }
+    assert starts == {"Release": "true", "Drift": "false"}
+    (target,) = only(template, "AWS::Events::Rule")["Targets"]
+    assert only(template, "AWS::Events::Rule")["ScheduleExpression"] == "rate(24 hours)"
+    (start,) = [each for each in statements(template) if each["Action"] == "codepipeline:StartPipelineExecution"]
+    assert start["Resource"] == target["Arn"]
+    alarm = only(template, "AWS::CloudWatch::Alarm")
+    assert (alarm["Namespace"], alarm["MetricName"]) == ("AWS/CodeBuild", "FailedBuilds")
+    assert alarm["AlarmActions"]
+    assert only(template, "AWS::SNS::Subscription")["Endpoint"] == "oncall@example.com"
+    app = cdk.App(context=pinned_context(), outdir=mkdtemp(), analytics_reporting=False)
+    assert PipelineStack(app, *pipeline(dev=False)).drift is None
 
 
 def test_several_accounts_and_regions() -> None:
@@ -158,6 +189,11 @@ def test_the_steps_are_those_of_the_workflow() -> None:
             "no decision endpoint 'decision' to evaluate; it has decision-cpu, decision-gpu",
         ),
         ('environment = "prod"', 'environment = "dev"', 'promotes_to of staging lacks "dev"'),
+        (
+            "# drift_every",
+            "drift_every",
+            "drift_every_hours is set, and prod does not record what decision-cpu decides",
+        ),
         ('environment = "prod"', 'environment = "absent"', "there is no environment 'absent'"),
     ],
 )

@@ -43,8 +43,8 @@ def steps(path: Path) -> Iterator[dict[str, Any]]:
         yield from job["steps"]
 
 
-def test_both_are_there() -> None:
-    assert [path.name for path in FILES] == ["pull-request.yml", "release.yml"]
+def test_all_are_there() -> None:
+    assert [path.name for path in FILES] == ["drift.yml", "pull-request.yml", "release.yml"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -99,15 +99,15 @@ def commands(path: Path) -> Iterator[list[str]]:
 
 def test_each_step_is_run_and_told_all_that_it_reads() -> None:
     """Here by what the workflow says; tests/deploy/test_pipeline.py runs them."""
-    path = FOLDER / "release.yml"
-    whole = workflow(path)["env"]
     run = {}
-    for step in steps(path):
-        if (script := step.get("run", "")).startswith("pipelines/steps/"):
-            text = (FOLDER.parents[1] / script).read_text()
-            read = set(re.findall(r"\$([A-Z_]+)", text))
-            assert read <= {*whole, *step.get("env", {})}, script
-            run[Path(script).stem] = text
+    for path in FILES:
+        whole = workflow(path).get("env", {})
+        for step in steps(path):
+            if (script := step.get("run", "")).startswith("pipelines/steps/"):
+                text = (FOLDER.parents[1] / script).read_text()
+                read = set(re.findall(r"\$([A-Z_]+)", text))
+                assert read <= {*whole, *step.get("env", {})}, script
+                run[Path(script).stem] = text
     assert sorted(run) == sorted(each.stem for each in (FOLDER.parent / "steps").iterdir())
     assert all("set -euo pipefail" in text for text in run.values())
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ministack.core.responses import get_account_id, get_region, request_scope
-from ministack.services import codebuild
+from ministack.services import cloudwatch, codebuild
 
 from steelyard_base.exit_codes import CommandError
 from steelyard_localcloud.codebuild.handed import Handed
@@ -240,6 +240,9 @@ class Run:
             "endTime": time.time(),
             "buildStatus": status,
         }
+        name = {"ProjectName": self.record["projectName"]}
+        for metric in ("Builds", "SucceededBuilds" if status == "SUCCEEDED" else "FailedBuilds"):
+            cloudwatch.record_metric("AWS/CodeBuild", metric, 1.0, "Count", name)
         # Last: a reader that sees this sees the rest.
         self.record["buildComplete"] = True
 
