@@ -57,6 +57,7 @@ class Project:
 
     def __init__(self, cloud: LocalCloud, folder: Path, source: Path) -> None:
         self.cloud, self.folder, self.source = cloud, folder, source
+        self.link = ""
         self.clouds = Clouds(cloud, folder / "releases")
         self.client = cloud.client("codepipeline")
         self._write_models()
@@ -71,11 +72,23 @@ class Project:
         made = {
             "release": release,
             "environments": {**ENVIRONMENTS, "staging": staging},
+            "home": self.cloud.details.home,
             "releases": str(self.folder / "releases"),
             "models": str(self.folder / "models"),
             "templates": str(self.folder / "templates"),
         }
         (self.source / "made.json").write_text(json.dumps(made))
+
+    def ensure(self) -> None:
+        """Bring the first release to staging, unless something is there."""
+        if not self.link:
+            assert self.run() == "Succeeded", self.log("staging")
+
+    def run(self) -> str:
+        """Run it to its end, with approval."""
+        execution = self.start()
+        self.link = self.approve(execution)
+        return self.finish(execution)
 
     def start(self, name: str | None = None) -> str:
         return str(self.client.start_pipeline_execution(name=name or self.name)["pipelineExecutionId"])
@@ -178,7 +191,7 @@ def policy(statement: dict[str, Any]) -> dict[str, Any]:
 
 
 def wait_for(it: Callable[[], bool]) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while not it():
         assert time.monotonic() < until, "it does not come"
         time.sleep(0.05)
@@ -200,50 +213,71 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         yield Project(cloud, folder, source)
 
 
-def test_killed_in_the_middle_run_again_and_promoted_twice(project: Project) -> None:
-    killed = project.start()
-    link = project.approve(killed)
-    assert link.startswith("https://us-east-1.console.aws.amazon.com/codesuite/codebuild/projects/")
-    wait_for(lambda: "── cdk deploy --all" in project.log("staging"))
-    project.client.stop_pipeline_execution(pipelineName=project.name, pipelineExecutionId=killed, abandon=True)
-    assert project.finish(killed) == "Stopped"
-    assert ("promote", "first", "done") not in project.clouds.told("staging")
-
-    again = project.start()
-    project.approve(again)
-    assert project.finish(again) == "Succeeded", project.log("staging")
+@pytest.mark.timeout(600)  # beside other work; each stage is a build with processes of its own
+def test_from_a_commit_to_the_last_environment(project: Project) -> None:
+    project.ensure()
     assert project.clouds.serves("staging") == "first"
+    assert project.clouds.told("dev")[-1] == ("deploy", "first", "done")
     assert project.clouds.told("staging")[-1] == ("promote", "first", "done")
-    assert [each for each in project.clouds.told("dev") if each[2] == "done"] == [("deploy", "first", "done")] * 2
+    assert project.link.startswith("https://us-east-1.console.aws.amazon.com/codesuite/codebuild/projects/")
     assert "no alarm of staging was on" in project.log("staging")
 
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_killed_in_the_middle_run_again_and_promoted_twice(project: Project) -> None:
+    project.ensure()
+    project.commit("second")
+    killed = project.start()
+    project.approve(killed)
+    wait_for(lambda: project.log("staging").count("cdk deploy --all") == 2)
+    project.client.stop_pipeline_execution(pipelineName=project.name, pipelineExecutionId=killed, abandon=True)
+    assert project.finish(killed) == "Stopped"
+    assert ("promote", "second", "done") not in project.clouds.told("staging")
+    assert project.run() == "Succeeded", project.log("staging")
+    assert project.clouds.serves("staging") == "second"
     events = len(project.clouds.told("staging"))
-    twice = project.start()
-    project.approve(twice)
-    assert project.finish(twice) == "Succeeded"
-    assert "release first runs in staging already; nothing was changed" in project.log("staging")
+    assert project.run() == "Succeeded"
+    assert "release second runs in staging already; nothing was changed" in project.log("staging")
     assert len(project.clouds.told("staging")) == events
 
 
-def test_a_missed_gate_stops_it(project: Project) -> None:
-    project.commit("second", log_loss_at_most=0)
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_what_stops_it(project: Project) -> None:
+    project.ensure()
+    other = "first" if project.clouds.serves("staging") == "second" else "second"
+    a_missed_gate_stops_it(project, other)
+    a_rejection_stops_it(project)
+    an_alarm_takes_the_deployment_back(project, other)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_drift_fails_its_check_and_sets_off_its_alarm(project: Project) -> None:
+    project.ensure()
+    drift_fails_its_check_and_sets_off_its_alarm(project)
+
+
+def a_missed_gate_stops_it(project: Project, release: str) -> None:
+    project.commit(release, log_loss_at_most=0)
     execution = project.start()
     project.approve(execution)
     assert project.finish(execution) == "Failed"
     assert "exit status 8" in project.action("staging", "Run")["errorDetails"]["message"]
     assert "log loss, at most 0: it is" in project.log("staging")
-    assert project.clouds.serves("dev") == "second"
+    assert project.clouds.serves("dev") == release
 
 
-def test_a_rejection_stops_it(project: Project) -> None:
+def a_rejection_stops_it(project: Project) -> None:
     execution = project.start()
     project.approve(execution, "Rejected")
     assert project.finish(execution) == "Failed"
     assert project.action("staging", "Approve")["errorDetails"]["message"] == "Rejected: it is better"
 
 
-def test_an_alarm_takes_the_deployment_back(project: Project) -> None:
-    project.commit("second")
+def an_alarm_takes_the_deployment_back(project: Project, release: str) -> None:
+    project.commit(release)
     execution = project.start()
     project.approve(execution)
     with rollback_alarm_goes_off(project.cloud, "Steelyard-staging-Endpoint") as names:
@@ -251,7 +285,7 @@ def test_an_alarm_takes_the_deployment_back(project: Project) -> None:
     said = project.log("staging")
     assert "exit status 1" in project.action("staging", "Run")["errorDetails"]["message"]
     assert any(f"alarms that went off: {name}" in said for name in names), said[-3000:]
-    assert project.clouds.told("staging")[-1] == ("promote", "second", "failed")
+    assert project.clouds.told("staging")[-1] == ("promote", release, "failed")
 
 
 def answered(project: Project, option: str, *, hours_ago: float) -> None:
@@ -264,8 +298,7 @@ def answered(project: Project, option: str, *, hours_ago: float) -> None:
     logs.put_log_events(**where, logEvents=[{"timestamp": at + number, "message": message} for number in range(100)])
 
 
-def test_drift_fails_its_check_and_the_alarm_goes_off(project: Project) -> None:
-    """After the others, which have deployed staging."""
+def drift_fails_its_check_and_sets_off_its_alarm(project: Project) -> None:
     cloudwatch = project.cloud.client("cloudwatch")
 
     def alarm() -> str:

@@ -1,4 +1,4 @@
-"""What a pipeline hands to a build, and takes from it."""
+"""Artifacts that a pipeline hands to a build, and takes from it."""
 
 from __future__ import annotations
 
