@@ -152,6 +152,6 @@ def _variables(pipeline: Pipeline) -> dict[str, str]:
         "DECISION": pipeline.decision,
         "CASES": pipeline.cases,
         "ENDPOINT": pipeline.endpoint,
-        "WATCH_MINUTES": str(pipeline.watch_minutes),
+        "WATCH_MINUTES": f"{pipeline.watch_minutes:g}",
         "DRIFT_HOURS": str(pipeline.drift_hours),
     }

@@ -61,7 +61,7 @@ class Pipeline(Strict):
     artifact_days: Annotated[Positive, Field(description="Days for which what a stage found is kept.")] = 90
     log_retention_days: Annotated[int, Field(description="Days for which the logs of builds are kept.")] = 90
     watch_minutes: Annotated[
-        int, Field(ge=1, le=240, description="Minutes for which the last environment's alarms are watched.")
+        float, Field(ge=0.01, le=240, description="Minutes for which the last environment's alarms are watched.")
     ] = 15
     drift_every_hours: Annotated[
         int | None,

@@ -41,7 +41,7 @@ FILE = {
     "decision": "teams.json",
     "cases": "cases.jsonl",
     "endpoint": "decision",
-    "watch_minutes": 1,
+    "watch_minutes": 0.01,
     "drift_every_hours": 24,
     "drift_hours": 1,
     "emails": ["oncall@example.com"],

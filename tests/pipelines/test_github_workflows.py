@@ -110,6 +110,7 @@ def test_each_step_is_run_and_told_all_that_it_reads() -> None:
                 run[Path(script).stem] = text
     assert sorted(run) == sorted(each.stem for each in (FOLDER.parent / "steps").iterdir())
     assert all("set -euo pipefail" in text for text in run.values())
+    assert all(each.stat().st_mode & 0o111 == 0o111 for each in (FOLDER.parent / "steps").iterdir())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
