@@ -29,19 +29,16 @@ _DRIFTED = (
 class PipelineStack(cdk.Stack):
     """Everything of the pipeline. What it deploys is in the accounts of its environments.
 
+    Args:
+        pipeline: The pipeline's file.
+        steps: Its environments.
+
     Attributes:
         release: The pipeline.
         drift: The pipeline that looks for drift on a schedule; None where the file has none.
     """
 
     def __init__(self, scope: cdk.App, pipeline: Pipeline, steps: tuple[Step, ...]) -> None:
-        """Make the stack.
-
-        Args:
-            scope: The app.
-            pipeline: What its file says.
-            steps: Its environments.
-        """
         names = ", ".join(each.environment.name for each in steps)
         super().__init__(
             scope,

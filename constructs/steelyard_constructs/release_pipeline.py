@@ -79,6 +79,17 @@ class ReleasePipeline(Construct):
 
     L1 resources are used, because what the L2 ones grant by themselves has ``*`` in its actions.
 
+    Args:
+        origin: The branch that starts it.
+        stages: Its stages, in order.
+        artifacts: The bucket in which a stage hands to the next what it found.
+        encryption_key: The key of the bucket and of the projects.
+        props: The specification of all builds, and how their logs are kept; without a source.
+
+    Raises:
+        Refused: There is no stage, two have one name, a stage reads one that comes after it, or the specification is
+            unusable.
+
     Example:
         >>> from pathlib import Path
         >>> import aws_cdk as cdk
@@ -118,21 +129,6 @@ class ReleasePipeline(Construct):
         encryption_key: kms.IKey,
         props: BuildProps,
     ) -> None:
-        """Make the pipeline.
-
-        Args:
-            scope: The parent.
-            id: The identifier in the parent.
-            origin: What starts it.
-            stages: What it does, in order.
-            artifacts: The bucket that a stage hands to the next what it found in.
-            encryption_key: The key of the bucket and of the projects.
-            props: The specification of all builds, and how their logs are kept; without a source.
-
-        Raises:
-            Refused: There is no stage, two have one name, a stage reads one that comes after it, or the specification
-                is unusable.
-        """
         super().__init__(scope, id)
         _check(stages)
         if props.source is not None:

@@ -18,6 +18,15 @@ from steelyard_constructs.service_principal import service_principal
 class ScheduledCheck(Construct):
     """Starts a pipeline every so many hours, and has an alarm for each of its stages whose build fails.
 
+    Args:
+        pipeline: The pipeline.
+        every_hours: Time from one start to the next, in hours.
+        meaning: The meaning of a failure, for the person who gets the mail, and where to read on.
+        topic: Its subscribers are told when an alarm goes off and when it is over.
+
+    Raises:
+        Refused: The time is less than an hour.
+
     Example:
         >>> from pathlib import Path
         >>> import aws_cdk as cdk
@@ -55,19 +64,6 @@ class ScheduledCheck(Construct):
         meaning: str,
         topic: sns.ITopic | None = None,
     ) -> None:
-        """Make the schedule and the alarms.
-
-        Args:
-            scope: The parent.
-            id: The identifier in the parent.
-            pipeline: The pipeline.
-            every_hours: Time from one start to the next, in hours.
-            meaning: What a failure means, for the person who gets the mail, and where to read on.
-            topic: Who is told, when an alarm goes off and when it is over.
-
-        Raises:
-            Refused: The time is less than an hour.
-        """
         super().__init__(scope, id)
         if every_hours < 1:
             raise Refused(f"every_hours is {every_hours}; a check runs every hour at the most: give 1 or more")
