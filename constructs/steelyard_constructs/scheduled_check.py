@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import aws_cdk as cdk
 from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_cloudwatch_actions as actions
 from aws_cdk import aws_events as events
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
-from steelyard_constructs.endpoint_alarms import tell
 from steelyard_constructs.refusal import Refused
 from steelyard_constructs.release_pipeline import ReleasePipeline
 from steelyard_constructs.service_principal import service_principal
@@ -22,7 +22,7 @@ class ScheduledCheck(Construct):
         pipeline: The pipeline.
         every_hours: Time from one start to the next, in hours.
         meaning: The meaning of a failure, for the person who gets the mail, and where to read on.
-        topic: Its subscribers are told when an alarm goes off and when it is over.
+        topic: Notified when an alarm goes off and when it is over.
 
     Raises:
         Refused: The time is less than an hour.
@@ -104,5 +104,7 @@ class ScheduledCheck(Construct):
                 treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
                 alarm_description=f"{name}: {meaning}",
             )
-            tell(topic, alarm)
+            if topic is not None:
+                alarm.add_alarm_action(actions.SnsAction(topic))
+                alarm.add_ok_action(actions.SnsAction(topic))
             self.alarms[name] = alarm
