@@ -246,9 +246,9 @@ class DecisionService:
         self, shadow: _Shadow, question: Question, answer: Answer, scores: dict[ScorePrompt, Score], *, state: str
     ) -> Shadowed:
         """The answer of a shadow. Whatever goes wrong with it is recorded, and never the request's failure."""
-        told, registration = answer.ruling, shadow.question.registration
-        assert told is not None and registration is not None  # noqa: S101, PT018 - both are registered
-        failed = Shadowed(decision=told.decision, shadow=registration.name, outcome="failed")
+        ruling, registration = answer.ruling, shadow.question.registration
+        assert ruling is not None and registration is not None  # noqa: S101, PT018 - both are registered
+        failed = Shadowed(decision=ruling.decision, shadow=registration.name, outcome="failed")
         if (ready := shadow.prepared) is None:
             return failed
         try:
