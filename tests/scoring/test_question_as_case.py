@@ -14,7 +14,7 @@ from steelyard_runtime.engine.start import start_engine
 from steelyard_runtime.http.app import create_app
 from steelyard_runtime.http.runtime import Runtime, build_services
 from steelyard_runtime.scoring.options_as_cases import REFERENCES
-from steelyard_runtime.scoring.question_as_case import EVEN, QuestionAsCase, likeness
+from steelyard_runtime.scoring.question_as_case import EVEN, QUESTIONS, QuestionAsCase, likeness
 from steelyard_runtime.scoring.strategy import Position
 from steelyard_runtime.settings import load_settings
 
@@ -31,7 +31,7 @@ def test_likeness_counts_standard_deviations() -> None:
     spread = references.std(axis=0)
 
     def cosine(one: np.ndarray, others: np.ndarray) -> float:
-        away, side = (one - others.mean(axis=0)) / spread, (asked - others.mean(axis=0)) / spread
+        away, side = (one - others.mean(axis=0)) / spread, asked / spread
         return float(away @ side / np.linalg.norm(away) / np.linalg.norm(side))
 
     usual = [cosine(references[i], np.delete(references, i, axis=0)) for i in range(6)]
@@ -40,14 +40,28 @@ def test_likeness_counts_standard_deviations() -> None:
     assert likeness(asked, asked, np.ones((6, 5))) == 0.0
 
 
+def test_what_all_questions_have_in_common_does_not_count() -> None:
+    rng = np.random.default_rng(2)
+    hidden = rng.standard_normal((2 + len(QUESTIONS) + len(REFERENCES), 4)).astype(np.float32)
+    asking = hidden.copy()
+    asking[1 : 2 + len(QUESTIONS)] += np.array([3.0, -2.0, 1.0, 5.0], np.float32)
+    first, second = (
+        QuestionAsCase().read([Position(np.empty(0), row) for row in rows], state="s", question=question(YES, NO))
+        for rows in (hidden, asking)
+    )
+    assert first.probabilities == pytest.approx(second.probabilities, abs=1e-5)
+
+
 def test_the_options_order_does_not_count() -> None:
     rng = np.random.default_rng(1)
-    positions = [Position(np.empty(0), rng.standard_normal(4).astype(np.float32)) for _ in range(2 + len(REFERENCES))]
+    count = 2 + len(QUESTIONS) + len(REFERENCES)
+    positions = [Position(np.empty(0), rng.standard_normal(4).astype(np.float32)) for _ in range(count)]
     first = QuestionAsCase().read(positions, state="s", question=question(YES, NO))
     second = QuestionAsCase().read(positions, state="s", question=question(NO, YES))
     assert first.probabilities == pytest.approx(second.probabilities[::-1])
     vectors = np.array([position.hidden for position in positions], np.float64)
-    away = likeness(vectors[0], vectors[1], vectors[2:]) - EVEN
+    middle, references = vectors[2 : 2 + len(QUESTIONS)].mean(axis=0), vectors[2 + len(QUESTIONS) :]
+    away = likeness(vectors[0], vectors[1] - middle, references) - EVEN
     assert first.probabilities[0] == pytest.approx(1 / (1 + np.exp(-away)))
 
 
@@ -70,9 +84,9 @@ def test_what_yes_is_described_as_is_the_case() -> None:
     described = Option(id="yes", text="yes: due before today", name="yes")
     _, case, *_ = QuestionAsCase().prompts("state-first", state="s", question=question(described, NO))
     assert case.rest[0].text == "due before today"
-    _, case, *references = QuestionAsCase().prompts("state-first", state="s", question=question(NO, YES))
+    _, case, *others = QuestionAsCase().prompts("state-first", state="s", question=question(NO, YES))
     assert case.rest[0].text == "Is it late?"
-    assert [prompt.rest[0].text for prompt in references] == list(REFERENCES)
+    assert [prompt.rest[0].text for prompt in others] == [*QUESTIONS, *REFERENCES]
 
 
 @pytest.fixture(scope="module")

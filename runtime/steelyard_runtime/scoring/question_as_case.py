@@ -1,8 +1,10 @@
 """The question as a case: yes, where the state is more like the question's own text than reference texts are.
 
 Yes and no say nothing of a state, but the question does. State and question are read as options and states are
-(``options_as_cases``), and the state's cosine with the question is counted in standard deviations of the reference
-texts' cosines with it. Yes is as likely as no at ``EVEN`` of them: most states are not what a question asks for.
+(``options_as_cases``): the state is seen from the mean of the reference texts, and the question from the mean of
+reference questions, so that a state is not like a question because it asks something. Their cosine is counted in
+standard deviations of the reference texts' cosines with the question. Yes is as likely as no at ``EVEN`` of them: most
+states are not what a question asks for.
 
 It sees what a state is about, and no negation: it is for models that are too small to read the question.
 """
@@ -28,9 +30,20 @@ from steelyard_runtime.scoring.prompt import Template
 from steelyard_runtime.scoring.strategy import Encode, Position, Prompt, Readout, without_slots
 from steelyard_runtime.scoring.wordings import state_prompt
 
-VERSION = "question-as-case-1"
+VERSION = "question-as-case-2"
 EVEN = 1.0
 """Standard deviations at which yes and no are equally likely; chosen on labelled cases of two public sets."""
+QUESTIONS = (
+    "Is the message about a holiday?",
+    "Does the text mention a date?",
+    "Is the customer a child?",
+    "Is this written in French?",
+    "Did the caller ask for a manager?",
+    "Is the document signed?",
+    "Does the user want to know the time?",
+    "Is the request about food?",
+)
+"""Questions of no subject in particular: what all questions have in common is where they lie."""
 NAMES = ("yes", "no")
 
 
@@ -59,13 +72,17 @@ class QuestionAsCase:
         return self
 
     def prompts(self, layout: Layout, *, state: str, question: Question) -> tuple[Prompt, ...]:  # noqa: ARG002
-        """The state, the question, and the reference texts."""
-        return (state_prompt(WORDING, state), kept_prompt(_case(question)), *map(kept_prompt, REFERENCES))
+        """The state, the question, the reference questions, and the reference texts."""
+        return (
+            state_prompt(WORDING, state),
+            *(kept_prompt(text) for text in (_case(question), *QUESTIONS, *REFERENCES)),
+        )
 
     def read(self, positions: Sequence[Position], *, state: str, question: Question) -> Readout:  # noqa: ARG002
         """See ``Reader``."""
-        asked_of, asked, *references = map(vector_of, positions)
-        yes = likeness(asked_of, asked, np.array(references)) - EVEN
+        asked_of, asked, *others = map(vector_of, positions)
+        questions, references = np.array(others[: len(QUESTIONS)]), np.array(others[len(QUESTIONS) :])
+        yes = likeness(asked_of, asked - questions.mean(axis=0), references) - EVEN
         logits = np.array([yes if _answer(option) == "yes" else 0.0 for option in question.options])
         return without_slots(logits)
 
@@ -75,7 +92,7 @@ def likeness(state: Array, question: Array, references: Array) -> float:
 
     Args:
         state: Shape ``(embedding_size,)``.
-        question: Shape ``(embedding_size,)``.
+        question: Less the mean of reference questions, shape ``(embedding_size,)``.
         references: Shape ``(texts, embedding_size)``; each is seen from the mean of the others.
     """
     spread = references.std(axis=0)
@@ -89,8 +106,9 @@ def likeness(state: Array, question: Array, references: Array) -> float:
     return float(away / usual.std()) if usual.std() > 0 else 0.0
 
 
-def _cosine(one: Array, other: Array, middle: Array, spread: Array) -> float:
-    return float(cosines(one, other[None], spread=spread, middle=middle)[0])
+def _cosine(one: Array, question: Array, middle: Array, spread: Array) -> float:
+    """The cosine of a text, seen from the middle, and a question that was seen from its own."""
+    return float(cosines(one, (question + middle)[None], spread=spread, middle=middle)[0])
 
 
 def _answer(option: Option) -> str:
