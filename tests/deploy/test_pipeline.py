@@ -290,11 +290,11 @@ def an_alarm_takes_the_deployment_back(project: Project, release: str) -> None:
 
 def answered(project: Project, option: str, *, hours_ago: float) -> None:
     """Write records of a hundred answers into the log of staging's endpoint, as its server does."""
-    record = {"event": "decision", "decision": "teams@1", "option": option, "answer": 0, "probabilities": [0.9, 0.1]}
+    answer = {"option": option, "answer": 0, "probabilities": [0.9, 0.1], "action": "automate"}
+    message = json.dumps({"event": "decision", "decision": "teams@1", "question_sha256": "0" * 64, **answer})
     where = {"logGroupName": "/aws/sagemaker/Endpoints/steelyard-staging-decision", "logStreamName": f"of-{option}"}
     logs, at = project.cloud.client("logs"), int((time.time() - hours_ago * 3600) * 1000)
     logs.create_log_stream(**where)
-    message = json.dumps({**record, "action": "automate"})
     logs.put_log_events(**where, logEvents=[{"timestamp": at + number, "message": message} for number in range(100)])
 
 
