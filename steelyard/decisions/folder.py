@@ -109,7 +109,7 @@ def read_contract(folder: Path) -> Contract:
     try:
         contract = parse_contract(text)
     except ContractError as error:
-        raise CommandError(f"{path}:\n{error}", code=ExitCode.USAGE) from error
+        raise CommandError(f"{path}: {error}", code=ExitCode.USAGE) from error
     if (called := folder.resolve().name) not in (contract.name, contract.full_name):
         raise CommandError(
             f"{path} has the name {contract.name!r} and version {contract.version}, and lies in the folder {called!r}",
