@@ -121,7 +121,16 @@ def test_what_the_caller_may_not_do_is_named(account: LocalCloud) -> None:
     trust = {"Effect": "Allow", "Principal": {"AWS": "arn:aws:iam::000000000000:root"}, "Action": "sts:AssumeRole"}
     document = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
     role = iam.create_role(RoleName=name, Path="/people/", AssumeRolePolicyDocument=document)["Role"]["Arn"]
-    allowed = ["iam:*", "sts:*", "cloudformation:Describe*", "ec2:*", "servicequotas:*", "tag:*", "sagemaker:*"]
+    allowed = [
+        "iam:*",
+        "sts:*",
+        "cloudformation:Describe*",
+        "cloudwatch:Describe*",
+        "ec2:*",
+        "servicequotas:*",
+        "tag:*",
+    ]
+    allowed.append("sagemaker:*")
     statement = {"Effect": "Allow", "Action": allowed, "Resource": "*"}
     policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
     iam.put_role_policy(RoleName=name, PolicyName="it", PolicyDocument=policy)
