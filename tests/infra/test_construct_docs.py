@@ -52,6 +52,7 @@ NAMES_NOT_KNOWN_BEFOREHAND = {
     "s3:DeleteObject": "the objects of a bucket that is emptied before it is deleted",
     "s3:DeleteObjectVersion": "the objects of a bucket that is emptied before it is deleted",
     "s3:GetObject": "the files of one model",
+    "s3:GetObjectVersion": "artifacts of a pipeline, whose keys CodePipeline makes up",
     "s3:PutObject": "files of one model, published under the hash of their content",
 }
 """Actions whose resource may end in ``*`` below something that is named."""
