@@ -262,7 +262,7 @@ def test_a_decision_that_fails_fails_alone(
         (llama.L, "llama_sampler_init_penalties", {"frequency_penalty": 0.5}),
         (llama.L, "llama_sampler_init_dist", {"temperature": 0.7}),
     ],
-    ids=lambda value: getattr(value, "__name__", str(value)),
+    ids=lambda value: "libllama" if value is llama.L else getattr(value, "__name__", str(value)),
 )
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_chat_that_fails_fails_alone(
