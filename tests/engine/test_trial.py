@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import tiny_models
 from gguf_mutations import Gguf, Value
 from steelyard_runtime.engine import trial
 from steelyard_runtime.engine.llama import ContextShape
-from steelyard_runtime.engine.start import start_engine
+from steelyard_runtime.engine.start import EngineStartError, start_engine
 from steelyard_runtime.engine.trial import Limits, TrialError, try_out
 from steelyard_runtime.legible import legible, reason_of
 from steelyard_runtime.settings import load_settings
@@ -96,6 +97,24 @@ def test_fuzz_gguf_files(bases: dict[str, bytes], tmp_path: Path, base: str, num
     path.write_bytes(raw)
     outcome = gguf_mutations.start_of(path)
     assert not outcome.finding, faults
+
+
+def test_what_only_the_self_test_finds_names_the_file_and_no_class(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "try_out", lambda *_, **__: "")
+    broken = gguf_mutations.parse(model.read_bytes())
+    HOSTILE["weights that are no numbers"][1](broken)
+    model.write_bytes(broken.bytes())
+    with pytest.raises(EngineStartError) as caught:
+        start_engine(load_settings(model=str(model), threads=1, context_tokens=256))
+    assert str(caught.value) == f"{model} cannot be served: some of the self-test's logits are no finite numbers"
+    assert not [thread for thread in threading.enumerate() if thread.name == "steelyard-engine"]
+
+
+def test_a_setting_that_does_not_fit_a_file_names_it(model: Path) -> None:
+    with pytest.raises(EngineStartError, match=r"model\.gguf cannot be served: batch_tokens=32 is too small"):
+        start_engine(load_settings(model=str(model), threads=1, context_tokens=256, batch_tokens=32, chats=20))
 
 
 def test_the_mutations_start_from_the_whole_file(bases: dict[str, bytes]) -> None:

@@ -254,8 +254,10 @@ class LlamaEngine:
                 pass
             self._fail_all(Problem(Kind.DRAINING, "the server shut down before this request was finished"))
         except Exception as error:  # the engine is gone; /ping says so and the process ends
-            log.exception("the engine died")
-            self._lifecycle.die(f"{type(error).__name__}: {reason_of(error)}")
+            known = isinstance(error, LlamaError)
+            if self._lifecycle.ready or not known:  # whoever starts it says why the self-test failed
+                log.exception("the engine died")
+            self._lifecycle.die(reason_of(error) if known else f"{type(error).__name__}: {reason_of(error)}")
             self._fail_all(engine_failed())
         finally:
             self._executor.contexts.close()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from steelyard_runtime.engine import abi, builds, cores, llama, memory, model_files, trial
 from steelyard_runtime.engine.core import LlamaEngine
@@ -37,19 +40,37 @@ def start_engine(settings: Settings, *, turns: Turns | None = None) -> LlamaEngi
 
     Raises:
         EngineStartError: A libllama of another build, no such file, a broken one, too little memory,
-            no GPU, or a self-test that failed.
+            no GPU, or a self-test that failed. All but the first name the file.
     """
-    try:
-        return _start(settings, turns)
-    except (builds.AbiError, model_files.ModelFileError, llama.LlamaError, trial.TrialError) as error:
-        raise EngineStartError(str(error)) from error
-
-
-def _start(settings: Settings, turns: Turns | None) -> LlamaEngine:
     watch = Stopwatch()
-    build = abi.prove()
-    watch.lap("library")
-    files = model_files.resolve(settings.model_path)
+    try:
+        build = abi.prove()
+        watch.lap("library")
+        files = model_files.resolve(settings.model_path)
+    except (builds.AbiError, model_files.ModelFileError) as error:
+        raise EngineStartError(str(error)) from error
+    with _naming(files.first):
+        return _start(settings, turns, build=build, files=files, watch=watch)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Make every reason an EngineStartError that names the file."""
+    try:
+        yield
+    except (EngineStartError, model_files.ModelFileError, llama.LlamaError, trial.TrialError) as error:
+        said = str(error)
+        raise EngineStartError(said if path.name in said else f"{path} cannot be served: {said}") from error
+
+
+def _start(
+    settings: Settings,
+    turns: Turns | None,
+    *,
+    build: builds.Build,
+    files: model_files.ModelFiles,
+    watch: Stopwatch,
+) -> LlamaEngine:
     with ThreadPoolExecutor(1, thread_name_prefix="model-sha256") as pool:
         hashing = pool.submit(model_files.sha256, files)  # beside the loading, which reads the same pages
         threads = settings.threads or cores.threads()
@@ -111,7 +132,11 @@ def _start(settings: Settings, turns: Turns | None) -> LlamaEngine:
         decode_timeout_s=settings.decode_timeout_s,
     )
     engine.start()
-    engine.wait_ready(timeout_s=SELF_TEST_TIMEOUT_S)
+    try:
+        engine.wait_ready(timeout_s=SELF_TEST_TIMEOUT_S)
+    except llama.LlamaError:
+        engine.close(timeout_s=0)
+        raise
     watch.lap("self_test")
     engine.started(watch.laps)
     log.info("engine ready after %.1f s: %s; %s", watch.total, watch, memory.used() or "memory is unknown here")
