@@ -45,6 +45,19 @@ TWINS = [
     ("\ufeffmark", "mark"),
     ("left\u200eright", "leftright"),
     ("heart \u2764", "heart \u2764\ufe0f"),
+    ("tags", "tags\U000e0041\U000e007f"),
+    ("a flag \U0001f3f4", "a flag \U0001f3f4\U000e0061\U000e007f"),
+    ("\u8fbb", "\u8fbb\U000e0100"),
+    ("operators", "opera\u2065tors"),
+    ("swapping", "swap\u206aping\u206f"),
+    ("no way", "no\u2800way"),
+    ("blank", "blank\u2800"),
+    ("annotated", "\ufff9annotated\ufffb"),
+    ("music", "mus\U0001d173ic\U0001d17a"),
+    ("shorthand", "short\U0001bca0hand"),
+    ("khmer", "khm\u17b4er\u17b5"),
+    ("poxvikau", "\u03c1\u03bf\u03c7\u03bd\u03b9\u03ba\u03b1\u03c5"),
+    ("cell I", "ce\u04cf\u04cf \u04c0"),
     ("cop", "\u0441\u043e\u0440"),
     ("BETA", "\u0392\u0395\u03a4\u0391"),
     ("well-known", "well\u2010known"),
@@ -60,6 +73,9 @@ DIFFERENT = [
     ("\u00e9", "e"),
     ("\u0441\u043e\u0440", "\u043a\u043e\u0442"),
     ("\u2764", "\U0001f494"),
+    ("\U0001f3f4", "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"),
+    ("\u03b2", "b"),
+    ("\u2801", "\u2803"),
     ("a/b", "ab"),
     ("1.0", "1.00"),
     ("-", "\u2014"),
@@ -97,7 +113,7 @@ def test_names_that_differ_to_the_eye_are_two_options(
 
 
 @pytest.mark.parametrize("decode", CONTRACTS)
-@pytest.mark.parametrize("name", [" ", "\u200b", "\u00a0\u3164", "\ufeff"])
+@pytest.mark.parametrize("name", [" ", "\u200b", "\u00a0\u3164", "\ufeff", "\u2800", "\U000e0041"])
 def test_a_name_of_which_nothing_is_seen_is_refused(decode: Callable[[list[str]], Any], name: str) -> None:
     with pytest.raises(Problem, match=r"U\+[0-9A-F]{4}.* nothing is seen"):
         decode(["other", name])
@@ -113,6 +129,15 @@ def test_labels_of_levels_have_no_control_characters_and_may_be_equal() -> None:
     assert openai_decisions.decode(levels("low", "low"), limits=Limits())
 
 
+def test_options_with_one_description_are_two_options() -> None:
+    """No contract says that descriptions differ; the answer is a name."""
+    options = [{"id": name, "description": "the same"} for name in ("one", "two")]
+    body = {"decision": {"id": "1", "state": "s", "question": "q", "options": options}}
+    (question,) = decide.decode(body, limits=Limits()).request.questions
+    first, second = question.options
+    assert first.text != second.text
+
+
 def test_booleans_are_no_lookalikes_of_strings() -> None:
     question = {"type": "choice", "instructions": "q", "choices": [{"value": True}, {"value": "true"}]}
     body = {"model": "m", "input": "s", "questions": [question]}
@@ -125,7 +150,10 @@ def test_long_names_are_compared_character_by_character() -> None:
     assert looks("\u0300\u0323" * 500_000) == "\u0300\u0323" * 500_000
 
 
-@given(names=different_names(min_size=2, max_size=8), added=st.sampled_from(["\u200b", " ", "\u00a0", "\u200e"]))
+@given(
+    names=different_names(min_size=2, max_size=8),
+    added=st.sampled_from(["\u200b", " ", "\u00a0", "\u200e", "\u2800", "\U000e0020"]),
+)
 def test_what_is_not_seen_makes_no_second_option(names: list[str], added: str) -> None:
     check_names(names, "name")
     with pytest.raises(Exception, match="look the same"):

@@ -23,17 +23,26 @@ _CONTROLS = r"\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
 _CONTROL = re.compile(f"[{_CONTROLS}]")
 PATTERN = f"^[^{_CONTROLS}]+$"
 """For JSON schemas: what the rule says of one name."""
-# Not seen: soft hyphen, joiners, marks of direction, fillers, selectors of a variant, the byte order mark.
+# Flags are spelled in tags, which are not seen anywhere else.
+_FLAGS = "|".join(
+    "\U0001f3f4" + "".join(chr(0xE0000 + ord(letter)) for letter in region) + "\U000e007f"
+    for region in ("gbeng", "gbsct", "gbwls")
+)
+# Not seen: what Unicode lets a renderer ignore (soft hyphen, joiners, marks of direction, fillers, selectors of a
+# variant, tags, the byte order mark, ...), and marks of annotations.
 _UNSEEN = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u180b-\u180f\u200b-\u200f\u2060-\u2064\u3164\ufe00-\ufe0f\ufeff\uffa0]"
+    f"({_FLAGS})|[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2060-\u2065\u206a-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 
 # Letters that common typefaces draw as Latin ones, and punctuation that they draw alike. Cyrillic and Greek only: these
 # are on keyboards beside the Latin ones. Within one alphabet nothing is a lookalike: l and I may both be options.
-_CYRILLIC = "аеорсухіјѕһԁԛԝАВЕКМНОРСТХІЈЅԌԚԜ", "aeopcyxijshdqwABEKMHOPCTXIJSGQW"
-_GREEK = "ΑΒΕΖΗΙΚΜΝΟΡΤΥΧοϲϳ", "ABEZHIKMNOPTYXocj"
+_CYRILLIC = "аеорсухіјѕһԁԛԝӏАВЕКМНОРСТХІЈЅԌԚԜӀ", "aeopcyxijshdqwlABEKMHOPCTXIJSGQWI"
+_GREEK = "ΑΒΕΖΗΙΚΜΝΟΡΤΥΧαικνορυχϲϳ", "ABEZHIKMNOPTYXaikvopuxcj"
+_BLANK = "\u2800", " "
+"""The Braille pattern without a dot, which Unicode does not count as white space."""
 _PUNCTUATION = "\u2010\u2011\u2012\u2013\u2212\u2018\u2019\u02bc\u201c\u201d\u2024\u2236", "-----'''\"\".:"
-_LOOKS = str.maketrans(*map("".join, zip(_CYRILLIC, _GREEK, _PUNCTUATION, strict=True)))
+_LOOKS = str.maketrans(*map("".join, zip(_CYRILLIC, _GREEK, _PUNCTUATION, _BLANK, strict=True)))
 
 
 def looks(name: str) -> str:
@@ -45,7 +54,7 @@ def looks(name: str) -> str:
     """
     if len(name) > COMPARED:
         return name
-    seen = _UNSEEN.sub("", unicodedata.normalize("NFC", name)).translate(_LOOKS)
+    seen = _UNSEEN.sub(r"\1", unicodedata.normalize("NFC", name)).translate(_LOOKS)
     return " ".join(seen.split())
 
 
