@@ -55,17 +55,22 @@ def markdown(results: Results) -> str:
 
 
 def compared(before: Results, after: Results) -> str:
-    """Tables of two runs side by side: each figure before, an arrow, and after; no arrow where one was measured."""
+    """Tables of two runs side by side: each figure before, an arrow, and after; no arrow where one was measured.
+
+    What only one of the runs has is there as well, what is new last.
+    """
     rows: list[tuple[Any, ...]] = []
-    for name, old in before["attacks"].items():
-        cells = [cell for cell in (old, after["attacks"].get(name)) if cell is not None and "failed" not in cell]
+    for name in before["attacks"] | after["attacks"]:
+        measured = (run["attacks"].get(name) for run in (before, after))
+        cells = [cell for cell in measured if cell is not None and "failed" not in cell]
         if cells:
             cost = cells[-1]["attacker"]
             sent, cpu = _shown(cost["bytes_sent"] / 1e6), _shown(cost["cpu_s"])
             told = f"{cost['connections']} connections, {sent} MB, {cpu} CPU s"
             rows.append((name, told, *(" → ".join(_shown(figure(cell)) for cell in cells) for figure in _FIGURES)))
     started = [
-        (name, old["outcome"], after["starts"].get(name, {}).get("outcome")) for name, old in before["starts"].items()
+        (name, *(run["starts"].get(name, {}).get("outcome") for run in (before, after)))
+        for name in before["starts"] | after["starts"]
     ]
     return "\n".join([*table(COMPARED_HEAD, rows), *table(("file or signal", "before", "after"), started)])
 

@@ -161,7 +161,7 @@ def _signalled(server: Server, name: str) -> dict[str, Any]:
     seconds = time.monotonic() - began
     told = "the stream in progress was complete" if outcome.seconds and not outcome.lost else "**the stream was lost**"
     time.sleep(0.5)
-    told += ", the server goes on" if server.alive else f", the server ended with {server.process.returncode}"
+    told += ", the server continues" if server.alive else f", the server ended with {server.process.returncode}"
     _, stop_s = server.stop()
     return _cell(server, name, told, seconds, stop_s=stop_s)
 

@@ -115,6 +115,12 @@ def test_the_tables_show_what_was_measured(tmp_path: Path) -> None:
         "**ended with -6** |"
     )
     assert report.load(tmp_path) == results
+    # An attack or a start that only one of two runs has is a row as well.
+    before: dict[str, Any] = {"attacks": {}, "starts": {"signal-old": {"outcome": "ended"}}}
+    after: dict[str, Any] = {"attacks": {"spaces": cell}, "starts": {"signal-new": {"outcome": "continues"}}}
+    (row,) = [line for line in report.compared(before, after).splitlines() if line.startswith("| spaces ")]
+    assert row in report.compared(after, before)
+    assert "| signal-old | ended | - |\n| signal-new | - | continues |" in report.compared(before, after)
 
 
 def test_an_attacker_counts_what_it_costs() -> None:
