@@ -26,7 +26,7 @@ class Stage(Strict):
     role_arn: Annotated[
         str,
         Field(
-            pattern=r"^arn:aws(-[a-z]+)*:iam::[0-9]{12}:role/[\w+=,.@/-]+$",
+            pattern=r"^arn:aws(-[a-z]+)*:iam::[0-9]{12}:role/[A-Za-z0-9_+=,.@/-]+$",
             description="The role in its account that its commands run with.",
         ),
     ]
@@ -53,10 +53,12 @@ class Pipeline(Strict):
             description="Connection to the repository.",
         ),
     ]
-    repository: Annotated[str, Field(pattern=r"^[\w.-]+(/[\w.-]+)+$", description="`owner/name`.")]
-    branch: Annotated[str, Field(pattern=r"^[\w./-]{1,100}$", description="A commit on it starts the pipeline.")]
-    decision: Annotated[str, Field(pattern=r"^[\w./@-]+$", description="The decision that is evaluated.")]
-    cases: Annotated[str, Field(pattern=r"^[\w./-]+$", description="Its labelled cases, in the repository.")]
+    repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)+$", description="`owner/name`.")]
+    branch: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9_./-]{1,100}$", description="A commit on it starts the pipeline.")
+    ]
+    decision: Annotated[str, Field(pattern=r"^[A-Za-z0-9_./@-]+$", description="The decision that is evaluated.")]
+    cases: Annotated[str, Field(pattern=r"^[A-Za-z0-9_./-]+$", description="Its labelled cases, in the repository.")]
     endpoint: Annotated[str, Field(min_length=1, description="The decision endpoint that is asked.")]
     artifact_days: Annotated[Positive, Field(description="Days for which what a stage found is kept.")] = 90
     log_retention_days: Annotated[int, Field(description="Days for which the logs of builds are kept.")] = 90

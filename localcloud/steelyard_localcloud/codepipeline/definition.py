@@ -22,7 +22,7 @@ _EMULATED = {"name", "roleArn", "artifactStore", "stages", "executionMode", "pip
 _ACTION = {
     *("actionTypeId", "configuration", "inputArtifacts", "name", "namespace", "outputArtifacts", "runOrder"),
 }
-_VARIABLE = re.compile(r"#\{([\w@-]+)\.([\w@-]+)\}")
+_VARIABLE = re.compile(r"#\{([A-Za-z0-9_@-]+)\.([A-Za-z0-9_@-]+)\}")
 _INVALID = "InvalidStructureException"
 
 
@@ -133,7 +133,7 @@ def _lower(value: Any) -> Any:
 
 def _number(name: str, value: Any) -> Any:
     """CloudFormation lets numbers be texts."""
-    return int(value) if name == "RunOrder" and str(value).isdecimal() else value
+    return int(value) if name == "RunOrder" and str(value).isascii() and str(value).isdecimal() else value
 
 
 def _texts(configuration: Any) -> Any:
