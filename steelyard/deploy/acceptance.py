@@ -43,7 +43,8 @@ class Result:
         state: Whether what must hold held.
         seconds: How long it took.
         answered: What AWS answered; for a step that failed or was skipped, why.
-        differs: Whether the local cloud would have answered otherwise, as far as its words are known.
+        differs: Whether the local cloud would have answered otherwise, as far as its words are known; true of every
+            step that failed, because there all of them pass.
     """
 
     step: str
@@ -115,7 +116,7 @@ class Step:
     Attributes:
         name: Its name.
         question: What is asked.
-        work: Asks it, and gives the answer; a ``CommandError`` means that what must hold does not.
+        work: Asks it, and gives the answer; an exception other than ``Skipped`` means that what must hold does not.
         rehearsed: Pattern of what the local cloud answers; None where it has no words of its own.
     """
 
@@ -194,14 +195,17 @@ def _taken(trial: Trial, step: Step) -> Result:
         state, answered = "skipped", str(reason)
     except CommandError as error:
         state, answered = "failed", " ".join(part for part in (error.message, error.hint) if part)
-    differs = state == "passed" and step.rehearsed is not None and not re.search(step.rehearsed, answered)
+    # Nobody has tried these steps there: whatever breaks is an answer, and what was asked before it is reported.
+    except Exception as error:
+        state, answered = "failed", f"{type(error).__name__}: {error}"
+    unlike = state == "passed" and step.rehearsed is not None and not re.search(step.rehearsed, answered)
     return Result(
         step=step.name,
         question=step.question,
         state=state,
         seconds=round(time.monotonic() - began, 1),
         answered=answered,
-        differs=differs,
+        differs=unlike or state == "failed",
     )
 
 

@@ -107,6 +107,11 @@ def skipping(_: Trial) -> str:
     raise Skipped("there is none")
 
 
+def breaking(_: Trial) -> str:
+    nothing: dict[str, str] = {}
+    return nothing["EndpointConfigName"]
+
+
 def test_what_differs_fails_and_is_skipped_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     removed: list[str] = []
     steps = [
@@ -114,22 +119,30 @@ def test_what_differs_fails_and_is_skipped_is_told_apart(monkeypatch: pytest.Mon
         step("b", lambda _: "otherwise", "^as here$"),
         step("c", refusing, "^as here$"),
         step("d", skipping),
+        step("e", breaking),
     ]
     results = run(fake(removed, monkeypatch), steps)
     assert [(each.step, each.state, each.answered, each.differs) for each in results] == [
         ("a", "passed", "as here", False),
         ("b", "passed", "otherwise", True),
-        ("c", "failed", "no do this", False),
+        ("c", "failed", "no do this", True),
         ("d", "skipped", "there is none", False),
+        ("e", "failed", "KeyError: 'EndpointConfigName'", True),
         ("remove", "passed", "nothing is left", False),
     ]
     assert removed == ["removed"]
 
 
-def test_without_a_first_deployment_there_is_nothing_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("work", "said"), [(refusing, "no do this"), (breaking, "KeyError: 'EndpointConfigName'")])
+def test_without_a_first_deployment_there_is_nothing_to_ask(
+    work: Callable[[Trial], str], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     removed: list[str] = []
-    results = run(fake(removed, monkeypatch), [step("deploy", refusing), step("update", lambda _: "never")])
+    results = run(fake(removed, monkeypatch), [step("deploy", work), step("update", lambda _: "never")])
     assert [each.step for each in results] == ["deploy", "remove"]
+    assert removed == ["removed"]
+    _, page = write_report(results, tmp_path, where="it")
+    assert page.read_text().endswith(f"## What the local cloud would have answered otherwise\n\n- deploy: {said}\n")
 
 
 def test_an_interruption_removes_the_trial_too(monkeypatch: pytest.MonkeyPatch) -> None:
