@@ -19,8 +19,14 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _ACCOUNT = re.compile(r"[0-9]{12}")
 # ECR's own rule for repository names: path components of lower-case letters and digits, joined by . _ - inside.
 _REPOSITORY = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*")
+# The domains of all partitions of AWS, as botocore's endpoints.json lists them.
+_DOMAINS = (
+    *("amazonaws.com", "amazonaws.com.cn", "amazonaws.eu"),
+    *("c2s.ic.gov", "sc2s.sgov.gov", "cloud.adc-e.uk", "csp.hci.ic.gov"),
+)
 _PRIVATE_URI = re.compile(
-    r"(?P<account>[0-9]{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(?P<repository>[^:@]+)@(?P<digest>.+)"
+    rf"(?P<account>[0-9]{{12}})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.(?:{'|'.join(map(re.escape, _DOMAINS))})"
+    r"/(?P<repository>[^:@]+)@(?P<digest>.+)"
 )
 _CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
 _BUILD = re.compile(r"b[0-9]{1,9}")

@@ -38,7 +38,7 @@ from steelyard_constructs.thresholds import LATENCY_ALARM_MS
 from steelyard_runtime.decisions.content import FULL_NAME_PATTERN
 
 AccountId = Annotated[str, Field(pattern=r"^[0-9]{12}$")]
-RegionName = Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$")]
+RegionName = Annotated[str, Field(pattern=r"^[a-z]{2,4}(-[a-z]+)+-[0-9]$")]
 Email = Annotated[str, Field(pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$", max_length=254)]
 Seconds = Annotated[int, Field(ge=60, le=3600)]
 # The CDK takes no larger number.

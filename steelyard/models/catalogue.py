@@ -95,7 +95,7 @@ class S3(Strict):
             pattern=r"^([A-Za-z0-9!_.'()=-]+/)*$", description="What the keys begin with, ending in `/`; may be empty."
         ),
     ]
-    region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-[0-9]$", description="The bucket's region.")]
+    region: Annotated[str, Field(pattern=r"^[a-z]{2,4}(-[a-z]+)+-[0-9]$", description="The bucket's region.")]
     versions: Annotated[
         dict[FileName, str], Field(description="Version of each object by file name, where the bucket keeps versions.")
     ] = Field(default_factory=dict)

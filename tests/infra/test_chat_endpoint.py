@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import doctest
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aws_cdk as cdk
 import pytest
 from aws_cdk import aws_logs as logs
+from aws_cdk import aws_s3_assets as s3_assets
 from aws_cdk.assertions import Annotations, Match, Template
 
+from steelyard_constructs.artifact_store import ArtifactStore
+from steelyard_constructs.build_project import BuildProps
 from steelyard_constructs.chat_endpoint import ChatEndpoint, ChatFlags
 from steelyard_constructs.endpoint import EndpointProps
 from steelyard_constructs.hardware import Architecture, Hardware
+from steelyard_constructs.image_build import ImageBuild
+from steelyard_constructs.image_repository import ImageRepository
 from steelyard_constructs.images import ImageReference
 from steelyard_constructs.model_artifact import HubModel, ModelArtifact
 from steelyard_constructs.refusal import Refused
+from steelyard_constructs.release_gate import ReleaseGate
 
 DIGEST = "sha256:" + "c3" * 32
 MODEL = ModelArtifact("models", "qwen/0123abcd/", 2_700_000_000, file="Qwen3.5-4B-Q4_K_M.gguf")
@@ -330,12 +337,36 @@ def test_what_cannot_work_is_refused_with_the_value_and_what_to_do(case):
         assert part in str(refusal.value)
 
 
-def test_an_unknown_registry_is_refused():
+def build(stack: cdk.Stack) -> ImageBuild:
+    """A build of an image on the published container."""
+    source = s3_assets.Asset(stack, "Source", path=str(Path(__file__).parents[2] / "models"))
+    return ImageBuild(
+        stack,
+        "Image",
+        repository=ImageRepository(stack, "Repository", removal_policy=cdk.RemovalPolicy.RETAIN).repository,
+        artifacts=ArtifactStore(stack, "Store", removal_policy=cdk.RemovalPolicy.RETAIN).bucket,
+        base=ON_CPU["image"],
+        llama_cpp="b10433",
+        dockerfile="images/cpu.Dockerfile",
+        props=BuildProps(source=source, buildspec=Path("images/image.buildspec.yml")),
+    )
+
+
+ASKING = {
+    "an endpoint": endpoint,
+    "a gate": lambda stack: ReleaseGate(stack, "Gate", image=ON_CPU["image"]),
+    "a build": build,
+}
+
+
+@pytest.mark.parametrize("region", ["af-south-1", "us-gov-west-1"])
+@pytest.mark.parametrize("asking", ASKING)
+def test_an_unknown_registry_is_refused_by_whatever_asks_first(asking, region):
     with pytest.raises(
         Refused,
-        match=r"knows no registry of AWS Deep Learning Containers in 'af-south-1': .*chat_account of \[images\]",
+        match=rf"knows no registry of AWS Deep Learning Containers in '{region}': .*chat_account of \[images\]",
     ):
-        endpoint(new_stack("af-south-1"))
+        ASKING[asking](new_stack(region))
 
 
 def test_a_stack_without_a_region_is_refused():

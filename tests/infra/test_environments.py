@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from steelyard.environments.bucket_names import bucket_name_fault
@@ -245,6 +246,13 @@ ENVIRONMENTS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_environment_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(CommandError, match=re.escape(sentence)):
         environment(**changes)
+
+
+@pytest.mark.parametrize("partition", boto3.Session().get_available_partitions())
+def test_every_region_of_sagemaker_is_one(partition: str) -> None:
+    regions = boto3.Session().get_available_regions("sagemaker", partition_name=partition)
+    assert regions
+    assert [environment(region=region).region for region in regions] == regions
 
 
 def test_all_faults_are_told_at_once() -> None:

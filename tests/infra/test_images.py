@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 
 import pytest
+from botocore.loaders import Loader
 
 from steelyard_constructs import images
 from steelyard_constructs.hardware import Architecture, Hardware
@@ -29,6 +30,17 @@ def test_a_pinned_uri_is_taken_apart():
     assert ImageReference.parse(f"{REGISTRY}/team/mine@{DIGEST}", cuda="13.0") == ImageReference(
         repository="team/mine", digest=DIGEST, cuda="13.0", account="111122223333", region="eu-west-1"
     )
+
+
+PARTITIONS = {each["partition"]: each["dnsSuffix"] for each in Loader().load_data("endpoints")["partitions"]}
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_a_registry_of_every_partition_is_one(partition):
+    uri = f"111122223333.dkr.ecr.xx-west-1.{PARTITIONS[partition]}/mine@{DIGEST}"
+    assert ImageReference.parse(uri).region == "xx-west-1"
+    with pytest.raises(Refused, match="is not pinned in private ECR"):
+        ImageReference.parse(uri.replace("/mine", ".example.com/mine"))
 
 
 def test_the_published_container_is_left_to_the_region_of_the_endpoint():
