@@ -296,7 +296,7 @@ def bases_now(
 def _standing(base: BaseState) -> str:
     critical = "critical findings: not told" if base.critical is None else f"critical findings: {base.critical}"
     if base.tag is None:
-        return f"{base.digest[:19]}; no tag to compare; {critical}"
+        return f"{base.digest[:19]}; no tag, so it is not followed; {critical}"
     now = f"moved to {base.now[:19]}" if base.moved and base.now else "as the file has it"
     return f"{base.tag} is {now}; {base.digest[:19]} has {critical}"
 

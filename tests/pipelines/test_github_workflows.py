@@ -44,7 +44,7 @@ def steps(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def test_all_are_there() -> None:
-    assert [path.name for path in FILES] == ["drift.yml", "pull-request.yml", "release.yml"]
+    assert [path.name for path in FILES] == ["bases.yml", "drift.yml", "pull-request.yml", "release.yml"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

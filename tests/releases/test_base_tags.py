@@ -103,7 +103,13 @@ def test_a_file_that_is_written_otherwise_is_not_changed(
 
 def test_the_file_of_the_project_names_tags_and_is_valid(tmp_path: Path) -> None:
     assert base_tags(FILE)[Hardware.CPU] == TAG
-    assert Hardware.CPU in load_bases(FILE)
+    assert base_tags(FILE).keys() == load_bases(FILE).keys() == set(Hardware)
+
+
+def test_a_base_without_a_tag_is_told(bases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bases.write_text(bases.read_text().replace(f'tag = "{TAG}"\n', ""))
+    assert run(["release", "bases", "--bases", str(bases), "--check"]) == ExitCode.OK
+    assert "no tag, so it is not followed" in capsys.readouterr().out
 
 
 def test_what_is_no_tag_is_refused(bases: Path, capsys: pytest.CaptureFixture[str]) -> None:
