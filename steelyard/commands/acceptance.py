@@ -12,7 +12,7 @@ from rich.text import Text
 from steelyard.aws.session import Aws
 from steelyard.cdk.nodejs import ROOT
 from steelyard.cdk.program import Cdk, file_reference
-from steelyard.commands.options import EnvironmentName, Home, Local, ReleaseName
+from steelyard.commands.options import EnvironmentName, Home, Local, Prices, ReleaseName
 from steelyard.deploy import local_cloud
 from steelyard.deploy.acceptance import STEPS, Result, Step, Trial, run, trial_of, write_report
 from steelyard.deploy.preflight import check_account, demands, known_prices
@@ -45,10 +45,7 @@ def command(
     other_type: Annotated[
         str | None, typer.Option("--other-type", help="Instance type that a scaled endpoint is changed to.")
     ] = None,
-    prices: Annotated[
-        Path | None,
-        typer.Option("--prices", help="TOML file with USD per hour by instance type; without it, AWS's Price List."),
-    ] = None,
+    prices: Prices = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for report.json and report.md.")] = OUT,
     home: Home = local_cloud.HOME,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before it costs money.")] = False,

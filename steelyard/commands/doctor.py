@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from steelyard.aws.session import Aws
 from steelyard.commands import completion
-from steelyard.commands.options import Home, Local
+from steelyard.commands.options import Home, Local, Prices
 from steelyard.deploy import local_cloud
 from steelyard.deploy.preflight import check_account, known_prices
 from steelyard.deploy.prices import read_prices
@@ -36,10 +35,7 @@ def command(
         typer.Option("--env", help="Look at the account of this environment instead of this machine."),
     ] = None,
     local: Local = False,
-    prices: Annotated[
-        Path | None,
-        typer.Option("--prices", help="TOML file with USD per hour by instance type; without it, AWS's Price List."),
-    ] = None,
+    prices: Prices = None,
     home: Home = local_cloud.HOME,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per check and line.")] = False,
 ) -> None:

@@ -36,6 +36,11 @@ AllowCritical = Annotated[
 ]
 Why = Annotated[str | None, typer.Option("--why", help="The reason, for the environment's record.")]
 
+Prices = Annotated[
+    Path | None,
+    typer.Option("--prices", help="TOML file with USD per hour by instance type; without it, AWS's Price List."),
+]
+
 # The local cloud.
 Home = Annotated[Path, typer.Option("--home", envvar="STEELYARD_CLOUD", help="Folder of the local cloud.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free one.")]

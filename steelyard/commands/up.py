@@ -21,11 +21,13 @@ from steelyard.commands.options import (
     Home,
     Local,
     Port,
+    Prices,
     ReleaseName,
     Why,
 )
 from steelyard.deploy import deployment, local_cloud
 from steelyard.deploy.endpoints import DeployedEndpoint, deployed_endpoint, stacks_of
+from steelyard.deploy.prices import read_prices
 from steelyard.deploy.supplies import FromCodeBuild, FromThisMachine
 from steelyard.environments.files import DEFAULT, load_environment, promotion_targets
 from steelyard.environments.schema import Environment
@@ -62,6 +64,7 @@ def command(
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Look first whether quotas, zones and bootstrap allow it.")
     ] = True,
+    prices: Prices = None,
     bootstrap: Bootstrap = False,
     ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask each endpoint an example at the end.")] = True,
     why: Why = None,
@@ -78,6 +81,11 @@ def command(
             "--build is for --local without --release: on AWS a release is built when none is named",
             code=ExitCode.USAGE,
         )
+    if prices is not None and not check:
+        raise CommandError(
+            "--prices is for the look at the account, and --no-check leaves it out: remove one", code=ExitCode.USAGE
+        )
+    given = None if prices is None else read_prices(prices)
     occasion = Occasion(why=reason(why))
     environment = load_environment(env)
     named = SAMPLE if release is None and local and not build else release
@@ -92,7 +100,7 @@ def command(
 
         def look() -> None:
             if check:
-                look_at(aws, environment, local=local)
+                look_at(aws, environment, local=local, prices=given)
             if not bootstrap:
                 agree_to_bootstrap(aws, environment)
 

@@ -234,8 +234,26 @@ def _deploy(trial: Trial) -> str:
 
 
 def _policies(trial: Trial) -> str:
-    found = {name: trial.described(name).get("LastDeploymentConfig") for name in trial.environment.endpoints}
+    found = {name: trial.described(name).get("LastDeploymentConfig", {}) for name in trial.environment.endpoints}
+    for name, endpoint in trial.environment.endpoints.items():
+        if (kept_policy := _policy(found[name])) != (wanted := _declared_policy(endpoint)):
+            raise CommandError(f"{name} is declared with {wanted}, and SageMaker keeps {kept_policy}: {found[name]}")
     return json.dumps(found, sort_keys=True)
+
+
+def _declared_policy(endpoint: Endpoint) -> str:
+    if endpoint.rolling is not None:
+        return f"ROLLING {endpoint.rolling.percent}"
+    return "ALL_AT_ONCE" if endpoint.canary is None else f"CANARY {endpoint.canary.percent}"
+
+
+def _policy(config: dict[str, Any]) -> str:
+    """A ``DeploymentConfig`` in the words of ``_declared_policy``."""
+    if (rolling := config.get("RollingUpdatePolicy")) is not None:
+        return f"ROLLING {rolling['MaximumBatchSize']['Value']}"
+    routing = config.get("BlueGreenUpdatePolicy", {}).get("TrafficRoutingConfiguration", {})
+    size = routing.get("CanarySize", {}).get("Value")
+    return f"{routing.get('Type', 'no policy')}{'' if size is None else f' {size}'}"
 
 
 def _again(trial: Trial) -> str:
@@ -337,20 +355,19 @@ def _quota(trial: Trial) -> str:
             raise
 
 
-def _in_a_vpc(trial: Trial) -> str:
-    if not isinstance(trial.environment.network, NoNetwork):
-        raise Skipped("the environment is in a VPC, so every step was")
-    within = replace(
-        trial,
-        environment=trial.environment.model_copy(
-            update={"name": f"{trial.environment.name}-vpc", "network": CreatedNetwork(kind="created")}
-        ),
-    )
+def _other_network(trial: Trial) -> str:
+    """Deploy another copy in a VPC, or without one if the trial copy is in one, and remove it."""
+    outside = isinstance(trial.environment.network, NoNetwork)
+    change = {"name": f"{trial.environment.name}-vpc", "network": CreatedNetwork(kind="created")}
+    if not outside:
+        change = {"name": f"{trial.environment.name}-open", "network": NoNetwork()}
+    copy = replace(trial, environment=trial.environment.model_copy(update=change))
     try:
-        within.deploy(within.environment)
+        copy.deploy(copy.environment)
     finally:
-        remove(within)
-    return f"deployed and removed; {len(stacks_of(trial.aws, within.environment))} stacks are left"
+        remove(copy)
+    where = "in" if outside else "without"
+    return f"deployed {where} a VPC and removed; {len(stacks_of(trial.aws, copy.environment))} stacks are left"
 
 
 def _refusal(call: Callable[[], object]) -> str:
@@ -385,7 +402,7 @@ class _config:  # noqa: N801 - used as a function
 
 STEPS: tuple[Step, ...] = (
     Step(name="deploy", question="Does a first deployment come into service?", work=_deploy),
-    Step(name="policies", question="Which update policies does SageMaker keep?", work=_policies),
+    Step(name="policies", question="Does SageMaker keep the update policies that are declared?", work=_policies),
     Step(
         name="again",
         question="Does a deployment without a change leave the endpoints alone?",
@@ -413,7 +430,12 @@ STEPS: tuple[Step, ...] = (
         work=_other_types,
         rehearsed=r"must be deregistered as scalable targets",
     ),
-    Step(name="vpc", question="Does it come and go in a VPC?", work=_in_a_vpc, rehearsed=r"; 0 stacks are left$"),
+    Step(
+        name="vpc",
+        question="Does it come and go in a VPC too, or without one?",
+        work=_other_network,
+        rehearsed=r"; 0 stacks are left$",
+    ),
 )
 
 

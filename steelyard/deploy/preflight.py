@@ -13,7 +13,7 @@ from steelyard.aws.session import Aws, aws_errors
 from steelyard.deploy.deployment import is_bootstrapped
 from steelyard.deploy.permissions import permission_checks
 from steelyard.deploy.prices import HOURS_PER_MONTH, ask_prices
-from steelyard.environments.schema import CreatedNetwork, Endpoint, Environment
+from steelyard.environments.schema import CreatedNetwork, Endpoint, Environment, ExistingNetwork
 from steelyard_base.checks import Check, Level
 from steelyard_base.exit_codes import CommandError
 from steelyard_constructs.declared_endpoint import instance_types
@@ -96,6 +96,8 @@ def check_account(aws: Aws, environment: Environment, prices: Mapping[str, Decim
     yield from quota_checks(aws, environment)
     if isinstance(environment.network, CreatedNetwork):
         yield from zone_checks(aws, environment, environment.network.zones)
+    elif isinstance(environment.network, ExistingNetwork):
+        yield from offering_checks(aws, environment, sorted(environment.network.subnets))
     yield from cost_checks(environment, prices)
 
 
@@ -213,8 +215,13 @@ def zone_checks(aws: Aws, environment: Environment, zones: int) -> Iterator[Chec
     # Fn::GetAZs gives them in the order of their names.
     taken = there[:zones]
     yield Check(name="zones", level=Level.OK, finding=", ".join(taken))
+    yield from offering_checks(aws, environment, taken)
+
+
+def offering_checks(aws: Aws, environment: Environment, zones: list[str]) -> Iterator[Check]:
+    """For each instance type: whether the zones of the network have it."""
     for name in sorted({name for each in environment.endpoints.values() for name in type_names(each)}):
-        yield offering_check(aws, name, taken)
+        yield offering_check(aws, name, zones)
 
 
 def offering_check(aws: Aws, instance_type: str, zones: list[str]) -> Check:

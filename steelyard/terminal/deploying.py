@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 
 from steelyard.aws.session import Aws
 from steelyard.client.sagemaker import EndpointClient
@@ -18,13 +19,21 @@ from steelyard_base.checks import Level
 EXAMPLE_S = 120.0
 
 
-def look_at(aws: Aws, environment: Environment, *, local: bool) -> None:
+def look_at(aws: Aws, environment: Environment, *, local: bool, prices: Mapping[str, Decimal] | None = None) -> None:
     """Print how the account stands, and end here when something is in the way; nothing has been made yet.
 
     Of a local cloud, which costs nothing, only what is in the way is printed.
+
+    Args:
+        aws: Where to look.
+        environment: What is to be deployed.
+        local: Whether it is a local cloud.
+        prices: USD per hour by instance type; AWS's Price List unless given.
     """
     console.step("looking at the account")
-    found = list(check_account(aws, environment, {} if local else known_prices(aws, environment)))
+    if prices is None:
+        prices = {} if local else known_prices(aws, environment)
+    found = list(check_account(aws, environment, prices))
     show([each for each in found if not local or each.level is Level.FAILED])
 
 

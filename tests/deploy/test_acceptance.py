@@ -156,6 +156,55 @@ def test_an_interruption_removes_the_trial_too(monkeypatch: pytest.MonkeyPatch) 
     assert removed == ["removed"]
 
 
+def canary(percent: int) -> dict[str, Any]:
+    size = {"Type": "CAPACITY_PERCENT", "Value": percent}
+    return {"BlueGreenUpdatePolicy": {"TrafficRoutingConfiguration": {"Type": "CANARY", "CanarySize": size}}}
+
+
+ROLLING = {"RollingUpdatePolicy": {"MaximumBatchSize": {"Type": "CAPACITY_PERCENT", "Value": 50}}}
+AT_ONCE = {"BlueGreenUpdatePolicy": {"TrafficRoutingConfiguration": {"Type": "ALL_AT_ONCE"}}}
+OF_PROD = {"decision-cpu": canary(10), "decision-gpu": ROLLING, "chat": AT_ONCE}
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ({}, None),
+        ({"decision-cpu": canary(50)}, "decision-cpu is declared with CANARY 10, and SageMaker keeps CANARY 50: "),
+        ({"decision-gpu": AT_ONCE}, "decision-gpu is declared with ROLLING 50, and SageMaker keeps ALL_AT_ONCE: "),
+        ({"chat": {}}, "chat is declared with ALL_AT_ONCE, and SageMaker keeps no policy: "),
+    ],
+)
+def test_the_policies_that_are_kept_are_those_of_the_environment(
+    kept: dict[str, Any], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = {name: {"LastDeploymentConfig": each} for name, each in (OF_PROD | kept).items()}
+    monkeypatch.setattr(Trial, "described", lambda _, name: described[name])
+    (policies,) = [each for each in STEPS if each.name == "policies"]
+    trial = replace(fake([], monkeypatch), environment=load_environment("prod"))
+    found = run(trial, [policies])[0]
+    assert found.state == ("passed" if said is None else "failed")
+    assert found.answered.startswith(said or "{")
+
+
+@pytest.mark.parametrize("name", ["dev", "prod"])
+def test_the_other_network_is_one_that_the_environment_has_not(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment = load_environment(name)
+    deployed: list[Environment] = []
+    removed: list[str] = []
+    monkeypatch.setattr(Trial, "deploy", lambda _, wanted: deployed.append(wanted))
+    monkeypatch.setattr("steelyard.deploy.acceptance.stacks_of", lambda *_: {})
+    (network,) = [each for each in STEPS if each.name == "vpc"]
+    trial = replace(fake(removed, monkeypatch), environment=trial_of(environment, account="1" * 12, sample=False))
+    assert run(trial, [network])[0].state == "passed"
+    assert removed == ["removed", "removed"]  # it, and the trial
+    (copy,) = deployed
+    assert (copy.network.kind == "none") is (environment.network.kind != "none")
+    assert load_environment(str(write_environment(copy, tmp_path))) == copy
+
+
 @pytest.mark.parametrize("name", environment_names())
 def test_a_trial_shares_nothing_but_the_images(name: str, tmp_path: Path) -> None:
     environment = load_environment(name)

@@ -15,16 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.aws.session import Aws
+from steelyard.cli import run
 from steelyard.deploy import preflight
 from steelyard.deploy.local_cloud import reached
 from steelyard.deploy.permissions import permission_checks, policy_source
 from steelyard.deploy.preflight import Demand, Quota
 from steelyard.deploy.prices import hosting_price, read_prices
 from steelyard.environments.files import load_environment, parse_environment
-from steelyard.environments.schema import Environment
+from steelyard.environments.schema import Environment, ExistingNetwork
 from steelyard.terminal.bootstrap import agree_to_bootstrap
+from steelyard.terminal.deploying import look_at
 from steelyard_base.checks import Level
-from steelyard_base.exit_codes import CommandError
+from steelyard_base.exit_codes import CommandError, ExitCode
 from steelyard_localcloud.cloud import LocalCloud
 
 CALLER = {"whole_account": True}
@@ -259,6 +261,30 @@ def test_zones_without_the_type_are_named() -> None:
     assert (offering.level, offering.finding) == (Level.WARNING, "EC2 has none in z-a")
     (alone,) = preflight.zone_checks(aws, environment(a=CPU), 3)
     assert (alone.level, alone.advice) == (Level.FAILED, "Set zones = 2 in [network].")
+
+
+def test_zones_of_a_network_that_exists_are_looked_at_too(account: LocalCloud) -> None:
+    class Ec2:
+        def describe_instance_type_offerings(self, **_: Any) -> dict[str, Any]:
+            return {"InstanceTypeOfferings": [{"Location": "us-east-1c"}]}
+
+    subnets = {"us-east-1a": "subnet-00000001", "us-east-1b": "subnet-00000002"}
+    network = {"kind": "existing", "vpc_id": "vpc-00000001", "subnets": subnets}
+    existing = environment(a=CPU).model_copy(update={"network": ExistingNetwork.model_validate(network)})
+    with reached(account.environment()):
+        aws = Aws("us-east-1")
+        aws._clients["ec2", "us-east-1"] = Ec2()
+        (found,) = [each for each in preflight.check_account(aws, existing, {}) if each.name.startswith("zones")]
+    assert (found.level, found.finding) == (Level.FAILED, "EC2 has none in us-east-1a, us-east-1b")
+    assert found.advice.startswith("It is in us-east-1c")
+
+
+def test_the_prices_of_up_are_those_of_a_file(account: LocalCloud, capsys: pytest.CaptureFixture[str]) -> None:
+    with reached(account.environment()):
+        look_at(Aws("us-east-1"), environment(a=CPU), local=False, prices={"ml.c7i.xlarge": Decimal("0.25")})
+    assert "365 USD a month with 2 x ml.c7i.xlarge" in " ".join(capsys.readouterr().out.split())
+    assert run(["up", "--prices", "prices.toml", "--no-check"]) == ExitCode.USAGE
+    assert "--no-check leaves it out" in capsys.readouterr().err
 
 
 def test_what_cannot_be_asked_is_said(account: LocalCloud) -> None:

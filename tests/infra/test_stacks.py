@@ -445,6 +445,13 @@ def test_an_update_is_watched_by_alarms() -> None:
         assert {template["Resources"][name]["Type"] for name in names} == {"AWS::CloudWatch::Alarm"}
 
 
+def test_an_update_of_production_on_gpus_needs_no_second_fleet() -> None:
+    deployment = only(our_templates("prod")["Endpoint-decision-gpu"], "AWS::SageMaker::Endpoint")["DeploymentConfig"]
+    assert deployment["RollingUpdatePolicy"]["MaximumBatchSize"] == {"Type": "CAPACITY_PERCENT", "Value": 50}
+    assert deployment["AutoRollbackConfiguration"]["Alarms"]
+    assert "BlueGreenUpdatePolicy" not in deployment
+
+
 def test_alarms_tell_the_topic_and_the_topic_the_addresses() -> None:
     told = [
         each
