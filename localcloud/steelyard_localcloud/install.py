@@ -15,7 +15,7 @@ from ministack.services import cloudwatch
 
 from steelyard_localcloud import function_roles, iam, s3_encryption, tagging, wire
 from steelyard_localcloud.autoscaling import ApplicationAutoScaling
-from steelyard_localcloud.cloudformation import adoption
+from steelyard_localcloud.cloudformation import adoption, exports
 from steelyard_localcloud.cloudformation import alarms as alarm_resources
 from steelyard_localcloud.cloudformation import buckets as bucket_resources
 from steelyard_localcloud.cloudformation import budgets as budget_resources
@@ -95,6 +95,7 @@ def install(*, cloud: CloudDetails, options: Options, inherited: Mapping[str, st
     alarm_resources.extend()
     bucket_resources.extend()
     adoption.extend()
+    exports.extend()
     interfaces.extend()
     s3_encryption.extend()
     tagging.extend()

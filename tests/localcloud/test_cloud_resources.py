@@ -270,3 +270,33 @@ def test_what_exists_is_refused_or_adopted_by_a_change_set_that_imports(furnishe
     assert settled(furnished.cloudformation, again) == "CREATE_COMPLETE"
     found = furnished.cloudformation.describe_stack_resources(StackName=again)["StackResources"]
     assert {each["PhysicalResourceId"] for each in found} == {f"{name}-mine", f"/{name}/mine"}
+
+
+def test_an_export_that_another_stack_imports_is_neither_changed_nor_deleted(furnished: Furnished, name: str) -> None:
+    """As by a bucket with another name, or without the stack that imports it being deployed first."""
+    importer, export = f"{name}-importer", f"{name}-bucket"
+
+    def exporting(bucket_name: str) -> str:
+        output = {"Value": {"Ref": "Bucket"}, "Export": {"Name": export}}
+        return json.dumps({"Resources": {"Bucket": bucket(BucketName=bucket_name)}, "Outputs": {"Name": output}})
+
+    importing = {"Topic": {"Type": "AWS::SNS::Topic", "Properties": {"DisplayName": {"Fn::ImportValue": export}}}}
+    assert deploy(furnished.cloudformation, name, exporting(f"{name}-first")) == "CREATE_COMPLETE"
+    assert deploy(furnished.cloudformation, importer, template(importing)) == "CREATE_COMPLETE"
+    renamed, dropped = exporting(f"{name}-second"), template({"Bucket": bucket(BucketName=f"{name}-first")})
+    for changed, action in ((renamed, "update"), (dropped, "delete")):
+        assert deploy(furnished.cloudformation, name, changed) == "UPDATE_ROLLBACK_COMPLETE"
+        said = f"Cannot {action} export {export} as it is in use by {importer}."
+        assert said in reasons(furnished.cloudformation, name)
+    mine = [each["Name"] for each in furnished.s3.list_buckets()["Buckets"] if each["Name"].startswith(name)]
+    assert mine == [f"{name}-first"]
+    assert delete(furnished.cloudformation, importer) == "DELETE_COMPLETE"
+    assert deploy(furnished.cloudformation, name, renamed) == "UPDATE_COMPLETE"
+    assert [each["Value"] for each in exports_of(furnished, export)] == [f"{name}-second"]
+    assert deploy(furnished.cloudformation, name, dropped) == "UPDATE_COMPLETE"
+    assert exports_of(furnished, export) == []
+    assert delete(furnished.cloudformation, name) == "DELETE_COMPLETE"
+
+
+def exports_of(furnished: Furnished, name: str) -> list[dict[str, Any]]:
+    return [each for each in furnished.cloudformation.list_exports()["Exports"] if each["Name"] == name]
