@@ -161,10 +161,9 @@ def test_a_base_names_its_llama_cpp_by_tag_or_by_commit(tmp_path, monkeypatch, l
 
 
 @pytest.mark.parametrize(
-    "kind", ["application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json"]
+    "media_type", ["application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json"]
 )
-def test_an_index_and_a_manifest_of_oci_are_refused(ecr, kind):
-    media_type = f"application/vnd.oci.image.{kind}.v1+json"
+def test_an_index_and_a_manifest_of_oci_are_refused(ecr, media_type):
     image_ = {"imageId": {"imageDigest": DIGEST}, "imageManifestMediaType": media_type}
     ecr.stubber.add_response("batch_get_image", {"images": [image_], "failures": []})
     pushed = registry.find_pushed(ecr, TARGET)
