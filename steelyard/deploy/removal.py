@@ -11,6 +11,7 @@ from steelyard.cdk.program import Cdk
 from steelyard.deploy import leftovers
 from steelyard.deploy.deployment import undeclared
 from steelyard.deploy.endpoints import Say, stacks_of
+from steelyard.deploy.kept import kept_resources
 from steelyard.environments.schema import Environment
 from steelyard_base.exit_codes import CommandError
 
@@ -53,12 +54,19 @@ def destroy(aws: Aws, environment: Environment, cdk: Cdk, say: Say, *, note: Say
             f"these stacks are left: {', '.join(f'{name} ({stack.status})' for name, stack in sorted(left.items()))}",
             hint="An environment that retains its stacks protects them from deletion; see docs/how-to/deploy.md.",
         )
+    groups = set()
     for found in leftovers.log_groups(aws, environment):
         if found.kept_because is None:
             leftovers.remove(aws, found)
             note(f"removed {found.name}, which AWS had made again")
         else:
             note(f"kept {found.name}: {found.kept_because}")
+            groups.add(found.name)
+    for each in kept_resources(aws, environment):
+        if each.name not in groups:
+            note(
+                f"kept {each.service} {each.name}: it has no stack, or AWS still lists what it is deleting: {each.arn}"
+            )
     shutil.rmtree(cdk.assembly, ignore_errors=True)
 
 

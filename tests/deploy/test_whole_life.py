@@ -279,6 +279,10 @@ def what_was_retained_is_adopted(life: Life, release: Release) -> None:
     # In a VPC the endpoints go first: SageMaker's interfaces outlive them.
     assert life.said.index("cdk destroy: the endpoints") < life.said.index("cdk destroy --all")
     assert stacks_of(life.aws, staging) == {}
+    assert [each for each in life.said if each.startswith(f"kept {group}: a stack declared it")] != []
+    for each in kept.kept_resources(life.aws, staging):
+        assert any(said.startswith("kept ") and each.name in said for said in life.said), each
+    assert any(each.startswith("kept s3 models-of-staging: ") for each in life.said)
     found = {each.name: each.arn for each in adoption.adopted(life.aws, staging)}
     assert found.keys() == {"models-of-staging", group}
     data = staging.model_dump(mode="json", exclude={"name"})
