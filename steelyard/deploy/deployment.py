@@ -31,6 +31,7 @@ from steelyard.releases.record import Occasion, recorded
 from steelyard_base.exit_codes import CommandError, ExitCode
 
 _TAKEN_BACK = "CloudFormation took the stack back: what ran before goes on. Deploy again when the cause is gone."
+_STUCK = "UPDATE_ROLLBACK_FAILED"
 
 
 class Supplies(Protocol):
@@ -76,6 +77,7 @@ def prepare(aws: Aws, environment: Environment, cdk: Cdk, say: Say, *, note: Say
             qualifier=environment.bootstrap.qualifier,
             stack=environment.bootstrap.stack,
         )
+    check_updatable(aws, environment)
     check_fixed(aws, environment)
     kept = adopted(aws, environment)
     for each in kept:
@@ -162,6 +164,24 @@ def _deploy_all(aws: Aws, environment: Environment, cdk: Cdk) -> None:
         if not found:
             raise
         raise CommandError("\n".join((error.message, *found)), code=error.code, hint=_TAKEN_BACK) from error
+
+
+def check_updatable(aws: Aws, environment: Environment) -> None:
+    """Refuse to deploy over an update that CloudFormation could not take back; AWS lets nothing else be done to it.
+
+    Raises:
+        CommandError: With the command that continues the way back, for each such stack.
+    """
+    stuck = [each.name for _, each in sorted(stacks_of(aws, environment).items()) if each.status == _STUCK]
+    if stuck:
+        commands = [
+            f"aws cloudformation continue-update-rollback --stack-name {name} --region {aws.region}" for name in stuck
+        ]
+        raise CommandError(
+            f"CloudFormation could not take back the last update of {', '.join(stuck)}: {_STUCK}",
+            hint="Remove the cause that describe-stack-events tells, continue the rollback, and deploy again: "
+            + "; ".join(commands),
+        )
 
 
 def check_fixed(aws: Aws, environment: Environment) -> None:
