@@ -13,6 +13,7 @@ from world import DECISION_STACK, REPOSITORY, Wanted, World, digest
 from steelyard.releases.manifest import write_release
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
+OCI_IMAGE_TYPE = "application/vnd.oci.image.manifest.v1+json"
 IMAGE_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 
 
@@ -22,14 +23,22 @@ def missing_image(world: World) -> tuple[Wanted, str]:
 
 
 def index_of_images(world: World) -> tuple[Wanted, str]:
+    return other_media_type(world, INDEX_TYPE, manifests=[])
+
+
+def image_of_oci(world: World) -> tuple[Wanted, str]:
+    return other_media_type(world, OCI_IMAGE_TYPE, config={}, layers=[])
+
+
+def other_media_type(world: World, media_type: str, **content: object) -> tuple[Wanted, str]:
     image = digest()
     world.client("ecr").put_image(
         repositoryName=REPOSITORY,
         imageDigest=image,
-        imageManifest=json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}),
-        imageManifestMediaType=INDEX_TYPE,
+        imageManifest=json.dumps({"schemaVersion": 2, "mediaType": media_type, **content}),
+        imageManifestMediaType=media_type,
     )
-    return world.change(image=image), f"is a {INDEX_TYPE}; SageMaker takes {IMAGE_TYPE} only"
+    return world.change(image=image), f"is a {media_type}; SageMaker takes {IMAGE_TYPE} only"
 
 
 def missing_model(world: World) -> tuple[Wanted, str]:
@@ -83,7 +92,16 @@ def delete(world: World, key: str) -> None:
     world.client("s3").delete_object(Bucket=world.bucket(), Key=key)
 
 
-FAULTS = [missing_image, index_of_images, missing_model, other_size, other_bytes, other_manifest, second_model]
+FAULTS = [
+    missing_image,
+    index_of_images,
+    image_of_oci,
+    missing_model,
+    other_size,
+    other_bytes,
+    other_manifest,
+    second_model,
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -165,6 +165,7 @@ def test_instance_pools_are_checked_and_shown(furnished: Furnished, stack: Calla
             {"image": CHAT_IMAGE, "prefix": "tiny/", "variant": {"InstanceType": "ml.c7g.large"}},
             "did not pass the ping",
         ),
+        ({"image": CHAT_IMAGE.replace("llama-cpp@", "llama-cpp-arm64@"), "prefix": "tiny/"}, "did not pass the ping"),
     ],
     ids=[
         "broken image",
@@ -176,6 +177,7 @@ def test_instance_pools_are_checked_and_shown(furnished: Furnished, stack: Calla
         "repository",
         "an image in OCI's format",
         "the x86 container on Arm processors",
+        "the Arm container on x86 processors",
     ],
 )
 def test_what_cannot_start_rolls_back_and_the_old_version_serves(

@@ -119,16 +119,30 @@ def test_update_without_retaining_resets_the_count(furnished: Furnished, stack: 
     assert counts(furnished, name) == (1, 1)
 
 
-def test_another_instance_type_is_refused_while_the_variant_is_scaled(
-    furnished: Furnished, stack: Callable[..., str], name: str
+def pool(*instance_types: str) -> dict[str, Any]:
+    """A variant with an instance pool, first choice first."""
+    pools = [{"InstanceType": each, "Priority": number} for number, each in enumerate(instance_types, start=1)]
+    routing = {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"}
+    return {"InstanceType": {"Ref": "AWS::NoValue"}, "InstancePools": pools, "RoutingConfig": routing}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"InstanceType": "ml.c6i.large"}, {"InstanceType": "ml.c6i.xlarge"}),
+        (pool("ml.c6i.large", "ml.c7i.large"), pool("ml.c6i.large", "ml.c6i.xlarge")),
+    ],
+    ids=["a type", "a pool"],
+)
+def test_another_instance_type_or_pool_is_refused_while_the_variant_is_scaled(
+    furnished: Furnished, stack: Callable[..., str], name: str, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     """So it is on AWS, whatever the order of a template: two deployments are needed."""
-    larger = {"InstanceType": "ml.c6i.xlarge"}
-    assert stack(more=scaling_resources(name)) == "CREATE_COMPLETE"
-    assert stack(more=scaling_resources(name), variant=larger) == "UPDATE_ROLLBACK_COMPLETE"
+    assert stack(more=scaling_resources(name), variant=before) == "CREATE_COMPLETE"
+    assert stack(more=scaling_resources(name), variant=after) == "UPDATE_ROLLBACK_COMPLETE"
     assert "must be deregistered as scalable targets" in reasons(furnished.cloudformation, name)
-    assert stack() == "UPDATE_COMPLETE"
-    assert stack(more=scaling_resources(name), variant=larger) == "UPDATE_COMPLETE"
+    assert stack(variant=before) == "UPDATE_COMPLETE"
+    assert stack(more=scaling_resources(name), variant=after) == "UPDATE_COMPLETE"
 
 
 def test_burstable_instances_are_not_scaled(furnished: Furnished, stack: Callable[..., str], name: str) -> None:

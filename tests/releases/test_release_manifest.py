@@ -116,6 +116,10 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         lambda data: image_of(data).update(media_type="application/vnd.oci.image.index.v1+json"),
         "is not application/vnd.docker.distribution.manifest.v2+json, and SageMaker takes no other",
     ),
+    "a single image of OCI": (
+        lambda data: image_of(data).update(media_type="application/vnd.oci.image.manifest.v1+json"),
+        "is not application/vnd.docker.distribution.manifest.v2+json, and SageMaker takes no other",
+    ),
     "no media type": (lambda data: image_of(data).pop("media_type"), "images.decision.cpu has no media_type"),
     "no facts of the build": (lambda data: image_of(data).pop("build"), "build says what our images are made of"),
     "facts of a build of a published container": (
