@@ -1,6 +1,6 @@
 """Exports that another stack imports: an update may neither change nor delete them.
 
-Ministack looks at imports when the exporting stack is deleted, and at no other time; an export that an update has dropped
+Ministack looks at imports when the exporting stack is deleted, and at no other time; an export that an update dropped
 stays in its table.
 """
 
