@@ -1,4 +1,4 @@
-"""The limits of one request: what docs/reference/limits.md lists, and a test sends requests at and above."""
+"""The limits of one request, which a test sends requests at and above, and of files: docs/reference/limits.md."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 from steelyard_runtime.contracts.embeddings import MAX_INPUTS
 from steelyard_runtime.contracts.openai_text import MAX_LOGIT_BIASES, MAX_STOP_STRINGS
+from steelyard_runtime.contracts.option_names import COMPARED
+from steelyard_runtime.contracts.validation import MAX_DETAILS, MAX_FAULTS
+from steelyard_runtime.engine import gguf_header, json_output, start, trial
 from steelyard_runtime.engine.places import NAMED_LATELY_S
 from steelyard_runtime.engine.tokenizer import STRETCH_BYTES
 from steelyard_runtime.errors import Kind
+from steelyard_runtime.services.kept_ends import KEPT_BYTES
 from steelyard_runtime.settings import MAX_INTEGER_DIGITS, Settings
 
 
@@ -130,4 +134,27 @@ request waits. What a client that left had asked for is not begun, and ends at t
 Of the places of running chats (`chats`), callers without a name may hold the part `unnamed_share`, at least one, once a
 request of a caller with a name came in the last {NAMED_LATELY_S / 60:.0f} minutes, whatever it asked for; without one
 they may hold all. So the first caller with a name after that may find every place taken: the next place that becomes
-free is its own, and decisions wait for no chat."""
+free is its own, and decisions wait for no chat.
+
+**Names of options.** A name has no control characters, something of it is seen, and no two of a decision look the same
+([what looks the same](../explanation/attacks-on-text.md#what-a-text-cannot-do)); names of more than {COMPARED}
+characters are compared character by character.
+
+**Faults.** An answer lists the first {MAX_DETAILS} faults of a body and the number of the others; after {MAX_FAULTS} wrong or
+unknown fields checking ends.
+
+**JSON schemas.** A schema of `response_format` has at most {json_output.LARGEST_SCHEMA} bytes as JSON, no number in it
+is beyond {json_output.LARGEST_NUMBER} either way, and `multipleOf` is at most {json_output.FINEST_MULTIPLE} times its
+last digit.
+
+**Kept ends.** The hidden states, texts and tokens of the last prompts that are kept for a question asked again take
+{KEPT_BYTES >> 20} MiB together; what was used longest ago leaves.
+
+**Model files.** A GGUF header has at most {gguf_header.MAX_HEADER_BYTES >> 20} MiB, {gguf_header.MAX_KEYS} keys,
+{gguf_header.MAX_TENSORS} tensors of {gguf_header.MAX_DIMENSIONS} dimensions, names of {gguf_header.MAX_NAME_BYTES}
+bytes, and {gguf_header.MAX_ARRAY_STRINGS} strings in its arrays; longer values than
+{gguf_header.MAX_KEPT_STRING_BYTES} bytes are not kept, and what is kept has {gguf_header.MAX_KEPT_BYTES >> 20} MiB.
+The model is then tried in a child process, for {trial.LEAST_SECONDS:.0f} s and a second more for each
+{trial.BYTES_PER_SECOND // 10**6} MB of its files, in {trial.LEAST_MEMORY >> 30} GiB of memory of its own and
+{trial.MEMORY_PER_FILE_BYTE} bytes more for each of its files' (on a GPU memory has no limit). The self-test ends within
+{start.SELF_TEST_TIMEOUT_S:.0f} s. What is beyond ends the start with a sentence that names the file."""
