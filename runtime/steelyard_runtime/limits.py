@@ -140,8 +140,8 @@ free is its own, and decisions wait for no chat.
 ([what looks the same](../explanation/attacks-on-text.md#what-a-text-cannot-do)); names of more than {COMPARED}
 characters are compared character by character.
 
-**Faults.** An answer lists the first {MAX_DETAILS} faults of a body and the number of the others; after {MAX_FAULTS} wrong or
-unknown fields checking ends.
+**Faults.** An answer lists the first {MAX_DETAILS} faults of a body and the number of the others; after {MAX_FAULTS}
+wrong or unknown fields checking ends.
 
 **JSON schemas.** A schema of `response_format` has at most {json_output.LARGEST_SCHEMA} bytes as JSON, no number in it
 is beyond {json_output.LARGEST_NUMBER} either way, and `multipleOf` is at most {json_output.FINEST_MULTIPLE} times its
