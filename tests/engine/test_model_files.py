@@ -190,7 +190,7 @@ def test_an_unreadable_file_is_refused(model: Path, monkeypatch: pytest.MonkeyPa
     def refuse(path: str, flags: int) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(gguf_header, "_open_without_blocking", refuse)
+    monkeypatch.setattr(gguf_header, "without_waiting", refuse)
     assert refusal(model) == f"{model} cannot be read: Permission denied"
 
 
