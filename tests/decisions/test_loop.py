@@ -12,6 +12,7 @@ import pytest
 
 import tiny_models
 from live_server import ServerThread
+from parcel_status import KNOWN, NAME, NEW, OPTIONS
 from steelyard import cli
 from steelyard.decisions import fitting, metrics
 from steelyard_base.exit_codes import ExitCode
@@ -19,16 +20,6 @@ from steelyard_runtime.engine.start import start_engine
 from steelyard_runtime.http.app import create_app
 from steelyard_runtime.http.runtime import Runtime, build_services
 from steelyard_runtime.settings import load_settings
-
-NAME = "parcel-status"
-OPTIONS = {"lost": "A parcel that cannot be found", "late": "A delivery after the promised day"}
-KNOWN = {
-    "lost": "parcel {} vanished and nobody knows where",
-    "late": "delivery {} is slow and came after the promised day",
-    "none_of_these": "lovely weather {} today isn't it",
-}
-NEW = "customs keep number {} in their warehouse for checks"
-"""States of a sort that nobody had labelled; people decide that they are late."""
 
 
 @pytest.fixture

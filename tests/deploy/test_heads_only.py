@@ -13,6 +13,7 @@ from test_promotion import BASE, ENDPOINT, KEPT, Clouds, Templates
 from world import PROCESSES
 
 import tiny_models
+from parcel_status import KNOWN, NAME, NEW, OPTIONS
 from steelyard import cli
 from steelyard.commands import promotion, records, release
 from steelyard.decisions import fitting, metrics
@@ -23,16 +24,6 @@ from steelyard.releases import packing
 from steelyard.releases.manifest import Release, load_release
 from steelyard_base.exit_codes import ExitCode
 from steelyard_localcloud.cloud import LocalCloud
-
-NAME = "parcel-status"
-OPTIONS = {"lost": "A parcel that cannot be found", "late": "A delivery after the promised day"}
-KNOWN = {
-    "lost": "parcel {} vanished and nobody knows where",
-    "late": "delivery {} is slow and came after the promised day",
-    "none_of_these": "lovely weather {} today isn't it",
-}
-NEW = "customs keep number {} in their warehouse for checks"
-"""States of a sort that nobody had labelled; people decide that they are late."""
 
 RECORDED = {"STEELYARD_DECISION_RECORDS": "log", "STEELYARD_RECORD_TEXT": "true"}
 FILE = {**BASE, "endpoints": {"decision": {**ENDPOINT, "environment": RECORDED}}}
