@@ -354,6 +354,23 @@ def markdown(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def deliver(results: Sequence[Any], table: str, figures: Sequence[str], chosen: argparse.Namespace) -> None:
+    """Print the table, and write it and the results where ``--markdown`` and ``--json`` say.
+
+    Args:
+        results: Dataclasses.
+        table: The results as a Markdown table.
+        figures: Attributes that have intervals.
+        chosen: What the command line gave.
+    """
+    sys.stdout.write(table)
+    if chosen.markdown:
+        chosen.markdown.write_text(table, encoding="utf-8")
+    if chosen.json:
+        rows = [asdict(each) | {name: getattr(each, name).model_dump() for name in figures} for each in results]
+        chosen.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -404,16 +421,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             engine.close(timeout_s=1)
     results.sort(key=lambda each: names.index(each.data))
-    table = markdown(results)
-    sys.stdout.write(table)
-    if chosen.markdown:
-        chosen.markdown.write_text(table, encoding="utf-8")
-    if chosen.json:
-        said: list[dict[str, Any]] = [
-            asdict(each) | {name: getattr(each, name).model_dump() for name in ("accuracy", "log_loss", "ece")}
-            for each in results
-        ]
-        chosen.json.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    deliver(results, markdown(results), ("accuracy", "log_loss", "ece"), chosen)
     return 0
 
 

@@ -18,15 +18,14 @@ and judged elsewhere. Ways are groups of readouts that share their prompts:
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.decisions import Task, question_of, read_task
+from benchmarks.decisions import Task, deliver, question_of, read_task
 from benchmarks.letters_asked import letters, score, template_of, tokens_of
 from benchmarks.zero_shot import likelihoods
 from steelyard.decisions import metrics
@@ -357,13 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     console.note(f"{each.data}, {each.way}: {each.right} of {each.cases} right")
     finally:
         engine.close(timeout_s=1)
-    table = markdown(rows)
-    sys.stdout.write(table)
-    if chosen.markdown:
-        chosen.markdown.write_text(table, encoding="utf-8")
-    if chosen.json:
-        said = [asdict(each) | {"accuracy": each.accuracy.model_dump()} for each in rows]
-        chosen.json.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    deliver(rows, markdown(rows), ("accuracy",), chosen)
     return 0
 
 

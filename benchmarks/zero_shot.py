@@ -12,16 +12,14 @@ were chosen on.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from rich.progress import Progress
 
-from benchmarks.decisions import Result, Task, bar, markdown, question_of, read_task
+from benchmarks.decisions import Result, Task, bar, deliver, markdown, question_of, read_task
 from benchmarks.letters_asked import letters
 from benchmarks.sentence_encoder import SentenceEncoder, load
 from steelyard.decisions import metrics
@@ -117,14 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     console.note(f"{task.name}: {reader.evaluated_tokens / reader.evaluated_states:.1f} tokens a state")
     finally:
         engine.close(timeout_s=1)
-    table = markdown(results)
-    sys.stdout.write(table)
-    if chosen.markdown:
-        chosen.markdown.write_text(table, encoding="utf-8")
-    if chosen.json:
-        figures = ("accuracy", "log_loss", "ece")
-        said = [asdict(each) | {name: getattr(each, name).model_dump() for name in figures} for each in results]
-        chosen.json.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    deliver(results, markdown(results), ("accuracy", "log_loss", "ece"), chosen)
     return 0
 
 
